@@ -1,0 +1,149 @@
+"""The mechanism of a client: clip, modulate, add Gaussian noise, release."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ._typing import Accounting, FloatArray, Sensitivity
+from ._validate import check_choice, check_int, check_matrix
+from .errors import InvalidParameterError
+from .modulation import Modulation, check_directions
+from .privacy import Guarantee, calibrate_noise_multiplier, clip_rows
+
+__all__ = ["Mechanism"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """Everything that turns a private row into a released one (Eq. 1).
+
+    Parameters
+    ----------
+    modulation : Modulation
+        The public map. Use ``Modulation()`` for the plain Gaussian release.
+    guarantee : Guarantee
+        What holds for all `num_releases` releases of a unit together.
+    num_releases : int, default 1
+        T ≥ 1, how often the same unit is released in all.
+    sensitivity : {"conditional", "marginal"}, default "conditional"
+        Whether the guarantee holds even with known phases, or uses their secrecy;
+        see :meth:`Modulation.lipschitz`.
+    accounting : {"exact", "zcdp", "classical"}, default "exact"
+        See :func:`~flwr_modulated.privacy.calibrate_noise_multiplier`.
+    allow_invalid_classical : bool, default False
+        Override for classical accounting with ε > 1, which does not give the
+        guarantee.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a parameter is out of range, or classical accounting is asked for ε > 1.
+
+    Notes
+    -----
+    1. Each of T releases adds N(0, σ² I) with σ = √T · L · (r or 2R) · multiplier,
+       computed from this object and from nothing a server says.
+    2. Under ``Replace`` and ``ReplaceRecord`` rows are clipped before the map.
+    3. Directions are checked at every release.
+    4. With ``ReplaceRecord`` the rows are joint records (x, y / label_scale).
+
+    With a NumPy generator as the source, 1 holds for idealised arithmetic on real
+    numbers: floating-point Gaussians have artefacts that an attacker may use. It is
+    meant for simulation.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr_modulated import Distance, Guarantee, Mechanism, Modulation
+    >>> mechanism = Mechanism(Modulation(), Guarantee(2.0, 1e-5, Distance(1.0)))
+    >>> round(mechanism.noise_std, 4)
+    1.9938
+    >>> mechanism.release([[0.1, -0.4]], rng=np.random.default_rng(0)).shape
+    (1, 2)
+    """
+
+    modulation: Modulation
+    guarantee: Guarantee
+    num_releases: int = 1
+    sensitivity: Sensitivity = "conditional"
+    accounting: Accounting = "exact"
+    allow_invalid_classical: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name, kind in (("modulation", Modulation), ("guarantee", Guarantee)):
+            if not isinstance(getattr(self, name), kind):
+                raise InvalidParameterError(
+                    f"{name} must be a {kind.__name__}, got {type(getattr(self, name)).__name__}"
+                )
+        check_int("num_releases", self.num_releases, low=1)
+        check_choice("sensitivity", self.sensitivity, Sensitivity)
+        # Raises here, before anything is spent, whatever calibration would refuse later.
+        _ = self.noise_std
+
+    @property
+    def l2_sensitivity(self) -> float:
+        """L2 sensitivity Δ of one release before noise, in units of the released row."""
+        return self.modulation.lipschitz(self.sensitivity) * self.guarantee.relation.separation
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation σ of each noise coordinate, in units of the released row."""
+        return self.l2_sensitivity * calibrate_noise_multiplier(
+            float(self.guarantee.epsilon),
+            float(self.guarantee.delta),
+            num_compositions=self.num_releases * self.guarantee.rows_per_client,
+            accounting=self.accounting,
+            allow_invalid_classical=self.allow_invalid_classical,
+        )
+
+    def release(
+        self,
+        features: ArrayLike,
+        directions: ArrayLike | None = None,
+        *,
+        rng: np.random.Generator,
+    ) -> FloatArray:
+        """Privatise rows, each with its own phases and noise.
+
+        Parameters
+        ----------
+        features : array_like of shape (n, d)
+            Private rows (joint records under ``ReplaceRecord``).
+        directions : array_like of shape (d, m), optional
+            The round's public orthonormal directions; may be left out for m = 0.
+        rng : numpy.random.Generator
+            Source of phases and noise. It must not be known to anybody who sees
+            the release: whoever knows it can subtract the noise.
+
+        Returns
+        -------
+        ndarray of shape (n, d)
+            The released rows g̃. The input is not modified.
+
+        Raises
+        ------
+        InvalidDataError
+            If the features are not a finite matrix.
+        InvalidParameterError
+            If the directions are not orthonormal within 1e-9, or more than d.
+        """
+        rows = check_matrix("features", features)
+        d, m = rows.shape[1], self.modulation.num_directions
+        if m > d:
+            raise InvalidParameterError(f"num_directions must be at most the number of features {d}, got {m}")
+        if directions is None and m > 0:
+            raise InvalidParameterError(
+                f"directions must be given when num_directions={m}; draw them with draw_directions"
+            )
+        frame = check_directions(
+            np.zeros((d, 0)) if directions is None else directions, num_features=d, num_directions=m
+        )
+        clipped = clip_rows(rows, self.guarantee.relation.clip_radius)
+        released = self.modulation.apply(clipped, frame, rng=rng)
+        noise = rng.standard_normal(released.shape)
+        noise *= self.noise_std
+        released += noise
+        return released

@@ -1,0 +1,286 @@
+"""Additive moments of released rows, and what subtracting the known noise makes of them (3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ._typing import FloatArray
+from ._validate import check_matrix, check_vector
+from .errors import InvalidDataError, InvalidParameterError
+from .modulation import Modulation, check_directions
+
+__all__ = ["DebiasedMoments", "Moments"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """Sums over released rows: a commutative monoid under ``+``.
+
+    Attributes
+    ----------
+    num_samples : int
+        Number of rows K.
+    gram : ndarray of shape (d, d)
+        Σ g̃ g̃ᵀ.
+    cross : ndarray of shape (d,)
+        Σ y g̃.
+    total : ndarray of shape (d,)
+        Σ g̃.
+    label_sum, label_square_sum : float
+        Σ y and Σ y².
+    noise_variance_sum : float
+        Σ σ² over the rows, each with its own noise.
+
+    Notes
+    -----
+    Sums agree in any order up to rounding. Joint records (``ReplaceRecord``) have no
+    labels beside them; their label sums are zero and
+    :meth:`DebiasedMoments.from_joint` reads the labels' moments off the last column.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> a = Moments.from_rows(np.eye(2), np.ones(2), noise_std=0.5)
+    >>> (a + a).num_samples, (a + a).noise_variance_sum
+    (4, 1.0)
+    """
+
+    num_samples: int
+    gram: FloatArray
+    cross: FloatArray
+    total: FloatArray
+    label_sum: float
+    label_square_sum: float
+    noise_variance_sum: float
+
+    @classmethod
+    def from_rows(cls, released: ArrayLike, labels: ArrayLike | None, *, noise_std: ArrayLike) -> Self:
+        """Sum over the rows of one or many clients.
+
+        Parameters
+        ----------
+        released : array_like of shape (n, d)
+            Released rows g̃.
+        labels : array_like of shape (n,) or None
+            Labels y; None for joint records.
+        noise_std : float or array_like of shape (n,)
+            Standard deviation σ of each row's noise, in units of the released rows.
+
+        Raises
+        ------
+        InvalidDataError
+            If a shape does not fit or a value is not finite.
+        InvalidParameterError
+            If a noise standard deviation is negative.
+        """
+        rows = check_matrix("released", released)
+        n = rows.shape[0]
+        std = np.asarray(noise_std, dtype=np.float64)
+        if std.shape not in ((), (1,), (n,)):
+            raise InvalidDataError(f"noise_std must be a number or have shape ({n},), got {std.shape}")
+        if not np.isfinite(std).all() or (std < 0).any():
+            raise InvalidParameterError("noise_std must be finite and at least 0")
+        y = np.zeros(n) if labels is None else check_vector("labels", labels, length=n)
+        variance = n * float(std.reshape(-1)[0]) ** 2 if std.size == 1 else float(std @ std)
+        return cls(
+            num_samples=n,
+            gram=rows.T @ rows,
+            cross=y @ rows,
+            total=rows.sum(axis=0),
+            label_sum=float(y.sum()),
+            label_square_sum=float(y @ y),
+            noise_variance_sum=variance,
+        )
+
+    @classmethod
+    def sum(cls, parts: Iterable[Self]) -> Self:
+        """Add up moments of at least one group of rows.
+
+        Raises
+        ------
+        InvalidDataError
+            If there is nothing to add, or the numbers of features differ.
+        """
+        iterator = iter(parts)
+        first = next(iterator, None)
+        if first is None:
+            raise InvalidDataError("moments need at least one group of released rows, got none")
+        result = first
+        for part in iterator:
+            result = result + part
+        return result
+
+    @property
+    def num_features(self) -> int:
+        """Number of columns d."""
+        return int(self.total.shape[0])
+
+    def __add__(self, other: Self) -> Self:
+        if not isinstance(other, Moments):
+            return NotImplemented
+        if self.num_features != other.num_features:
+            raise InvalidDataError(
+                f"moments must have the same number of features, got {self.num_features} "
+                f"and {other.num_features}"
+            )
+        return type(self)(
+            num_samples=self.num_samples + other.num_samples,
+            gram=self.gram + other.gram,
+            cross=self.cross + other.cross,
+            total=self.total + other.total,
+            label_sum=self.label_sum + other.label_sum,
+            label_square_sum=self.label_square_sum + other.label_square_sum,
+            noise_variance_sum=self.noise_variance_sum + other.noise_variance_sum,
+        )
+
+    def debias(
+        self, modulation: Modulation | None = None, directions: ArrayLike | None = None
+    ) -> DebiasedMoments:
+        """Subtract the known noise and modulation: unbiased moments of the private rows (Eq. 3).
+
+        Parameters
+        ----------
+        modulation : Modulation, optional
+            The public map that the clients used; default plain.
+        directions : array_like of shape (d, m), optional
+            The directions that the clients used.
+
+        Returns
+        -------
+        DebiasedMoments
+
+        Raises
+        ------
+        InvalidParameterError
+            If the directions do not fit the modulation.
+        """
+        modulation = Modulation() if modulation is None else modulation
+        d, k = self.num_features, self.num_samples
+        if directions is None:
+            if not modulation.is_plain:
+                raise InvalidParameterError("directions must be given to debias modulated rows")
+            offset = np.zeros((d, d))
+        else:
+            frame = check_directions(directions, num_features=d, num_directions=modulation.num_directions)
+            offset = modulation.second_moment(frame)
+        shrink = modulation.contraction
+        noise_variance = self.noise_variance_sum / k
+        second = (self.gram / k - offset - noise_variance * np.eye(d)) / shrink**2
+        return DebiasedMoments(
+            num_samples=k,
+            second_moment=0.5 * (second + second.T),
+            cross_moment=self.cross / k / shrink,
+            feature_mean=self.total / k / shrink,
+            label_mean=self.label_sum / k,
+            label_square=self.label_square_sum / k,
+            noise_scale=float(np.sqrt(noise_variance)) / shrink,
+            modulation_scale=modulation.effective_amplitude / shrink,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DebiasedMoments:
+    """Unbiased estimates of the private rows' moments.
+
+    Attributes
+    ----------
+    num_samples : int
+        Number of rows K (over all rounds, where rounds are pooled).
+    second_moment : ndarray of shape (d, d)
+        Σ̂, unbiased for (1/K) Σ x xᵀ; symmetric, possibly indefinite.
+    cross_moment : ndarray of shape (d,)
+        ẑ, unbiased for (1/K) Σ y x.
+    feature_mean : ndarray of shape (d,)
+        Unbiased for the mean row.
+    label_mean, label_square : float
+        Means of y and y².
+    noise_scale : float
+        s = σ̄/(1−α), in units of the features, σ̄² the mean of the rows' σ².
+    modulation_scale : float
+        λ/(1−α), in units of the features; 0 without modulation.
+    """
+
+    num_samples: int
+    second_moment: FloatArray
+    cross_moment: FloatArray
+    feature_mean: FloatArray
+    label_mean: float
+    label_square: float
+    noise_scale: float
+    modulation_scale: float = 0.0
+
+    @property
+    def num_features(self) -> int:
+        """Number of features d."""
+        return int(self.cross_moment.shape[0])
+
+    @classmethod
+    def pool(cls, parts: Iterable[Self]) -> Self:
+        """Average the moments of several rounds, weighted by their numbers of rows.
+
+        Rounds may have used different directions, which each has already subtracted.
+
+        Raises
+        ------
+        InvalidDataError
+            If there is nothing to pool.
+        """
+        rounds = list(parts)
+        if not rounds:
+            raise InvalidDataError("pool needs the moments of at least one round, got none")
+        counts = np.array([part.num_samples for part in rounds], dtype=np.float64)
+        weights = counts / counts.sum()
+
+        def mean(name: str) -> FloatArray:
+            stacked = np.array([getattr(part, name) for part in rounds], dtype=np.float64)
+            return np.asarray(np.tensordot(weights, stacked, axes=1))
+
+        def root_mean_square(name: str) -> float:
+            values = np.array([getattr(part, name) for part in rounds], dtype=np.float64)
+            return float(np.sqrt(weights @ values**2))
+
+        return cls(
+            num_samples=int(counts.sum()),
+            second_moment=mean("second_moment"),
+            cross_moment=mean("cross_moment"),
+            feature_mean=mean("feature_mean"),
+            label_mean=float(mean("label_mean")),
+            label_square=float(mean("label_square")),
+            noise_scale=root_mean_square("noise_scale"),
+            modulation_scale=root_mean_square("modulation_scale"),
+        )
+
+    @classmethod
+    def from_joint(cls, joint: DebiasedMoments, *, label_scale: float) -> Self:
+        """Read features and label off the debiased moments of joint records.
+
+        Parameters
+        ----------
+        joint : DebiasedMoments
+            Of records (x, y / s_y) in d + 1 dimensions (``ReplaceRecord``).
+        label_scale : float
+            s_y, in label units.
+
+        Returns
+        -------
+        DebiasedMoments
+            In d dimensions, with the label's moments estimated too.
+        """
+        d = joint.num_features - 1
+        if d < 1:
+            raise InvalidDataError("joint moments need at least one feature beside the label")
+        return cls(
+            num_samples=joint.num_samples,
+            second_moment=joint.second_moment[:d, :d].copy(),
+            cross_moment=label_scale * joint.second_moment[:d, d],
+            feature_mean=joint.feature_mean[:d].copy(),
+            label_mean=label_scale * float(joint.feature_mean[d]),
+            label_square=label_scale**2 * float(joint.second_moment[d, d]),
+            noise_scale=joint.noise_scale,
+            modulation_scale=joint.modulation_scale,
+        )

@@ -1,0 +1,386 @@
+"""Neighbouring relations, guarantees, and how much Gaussian noise a guarantee needs.
+
+Everything here is analysis: nothing is sampled. Calibration rounds towards privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from ._typing import Accounting, FloatArray, Unit
+from ._validate import check_choice, check_int, check_real
+from .errors import InvalidParameterError
+
+__all__ = [
+    "Distance",
+    "Guarantee",
+    "Relation",
+    "Replace",
+    "ReplaceRecord",
+    "calibrate_noise_multiplier",
+    "gaussian_delta",
+    "zcdp_rho",
+]
+
+# Relative slack added to a computed root: far above the error of the root finder and of
+# log_ndtr, far below anything that costs utility.
+_SLACK = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """Neighbours are rows at Euclidean distance at most `radius`, with the same label.
+
+    The paper's relation (``radius=1`` on standardised features). It is metric privacy:
+    values within `radius` of each other are hidden from one another; a pair at distance
+    ``s`` costs ``(s / radius)²`` times the zCDP of the guarantee. A standardised row has
+    norm about ``√d``, so this is weaker than hiding the row.
+
+    Parameters
+    ----------
+    radius : float
+        r > 0, in units of the standardised features.
+    """
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        check_real("radius", self.radius, low=0, low_open=True)
+
+    @property
+    def separation(self) -> float:
+        """Largest distance between neighbours before the map, r."""
+        return self.radius
+
+    @property
+    def clip_radius(self) -> float | None:
+        """Rows are not clipped under this relation."""
+        return None
+
+    @property
+    def hides_labels(self) -> bool:
+        """Labels are public under this relation."""
+        return False
+
+    def __str__(self) -> str:
+        return f"distance({self.radius:g})"
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Neighbours are any two rows in the ball of `radius`, with the same label.
+
+    Local differential privacy of the features: clients clip their row to the ball.
+
+    Parameters
+    ----------
+    radius : float
+        R > 0, in units of the standardised features.
+    """
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        check_real("radius", self.radius, low=0, low_open=True)
+
+    @property
+    def separation(self) -> float:
+        """Largest distance between neighbours before the map, 2R."""
+        return 2.0 * self.radius
+
+    @property
+    def clip_radius(self) -> float | None:
+        """Norm R to which clients clip."""
+        return self.radius
+
+    @property
+    def hides_labels(self) -> bool:
+        """Labels are public under this relation."""
+        return False
+
+    def __str__(self) -> str:
+        return f"replace({self.radius:g})"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceRecord:
+    """Neighbours are any two records (x, y / label_scale) in the ball of `radius`.
+
+    Local differential privacy of features *and* label: the map acts on the joint
+    vector in d + 1 dimensions and no label travels beside it.
+
+    Parameters
+    ----------
+    radius : float
+        R > 0, in units of the standardised record.
+    label_scale : float, default 1.0
+        s_y > 0, in label units; the label enters the joint vector as ``y / s_y``.
+    """
+
+    radius: float
+    label_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_real("radius", self.radius, low=0, low_open=True)
+        check_real("label_scale", self.label_scale, low=0, low_open=True)
+
+    @property
+    def separation(self) -> float:
+        """Largest distance between neighbours before the map, 2R."""
+        return 2.0 * self.radius
+
+    @property
+    def clip_radius(self) -> float | None:
+        """Norm R to which clients clip the joint vector."""
+        return self.radius
+
+    @property
+    def hides_labels(self) -> bool:
+        """The label is part of the private record."""
+        return True
+
+    def __str__(self) -> str:
+        return f"replace_record({self.radius:g}, label_scale={self.label_scale:g})"
+
+
+Relation: TypeAlias = Distance | Replace | ReplaceRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """(ε, δ)-differential privacy with its relation and unit, for all releases together.
+
+    Parameters
+    ----------
+    epsilon : float
+        ε > 0.
+    delta : float
+        δ in (0, 1).
+    relation : Distance, Replace or ReplaceRecord
+        Which two inputs must be hard to tell apart.
+    unit : {"row", "client"}, default "row"
+        Whether the relation changes one row, or all rows of one client at once.
+    rows_per_client : int, default 1
+        With ``unit="client"``: the most rows that one client may hold.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a parameter is outside its range.
+
+    Examples
+    --------
+    >>> print(Guarantee(2.0, 1e-5, Distance(1.0)))
+    (ε=2, δ=1e-05)-DP, relation distance(1), unit row, labels public
+    """
+
+    epsilon: float
+    delta: float
+    relation: Relation
+    unit: Unit = "row"
+    rows_per_client: int = 1
+
+    def __post_init__(self) -> None:
+        check_real("epsilon", self.epsilon, low=0, low_open=True)
+        check_real(
+            "delta",
+            self.delta,
+            low=0,
+            high=1,
+            low_open=True,
+            high_open=True,
+            hint="choose it well below 1 / (number of clients)",
+        )
+        if not isinstance(self.relation, Relation):
+            raise InvalidParameterError(
+                "relation must be Distance(radius), Replace(radius) or ReplaceRecord(radius, label_scale), "
+                f"got {type(self.relation).__name__}"
+            )
+        check_choice("unit", self.unit, Unit)
+        check_int("rows_per_client", self.rows_per_client, low=1)
+        if self.unit == "row" and self.rows_per_client != 1:
+            raise InvalidParameterError(
+                "rows_per_client must be 1 with unit='row'; use unit='client' to protect several rows at once"
+            )
+
+    def __str__(self) -> str:
+        labels = "labels private" if self.relation.hides_labels else "labels public"
+        rows = f" of up to {self.rows_per_client} rows" if self.unit == "client" else ""
+        return (
+            f"(ε={self.epsilon:g}, δ={self.delta:g})-DP, relation {self.relation}, "
+            f"unit {self.unit}{rows}, {labels}"
+        )
+
+
+def gaussian_delta(epsilon: float, noise_multiplier: float) -> float:
+    """Exact δ(ε) of one Gaussian release between its worst neighbours.
+
+    Parameters
+    ----------
+    epsilon : float
+        ε ≥ 0.
+    noise_multiplier : float
+        Noise standard deviation over L2 sensitivity, σ/Δ > 0; for T releases of
+        the same row, σ/(√T Δ).
+
+    Returns
+    -------
+    float
+        The smallest δ for which the release is (ε, δ)-DP.
+
+    References
+    ----------
+    Balle and Wang (2018), *Improving the Gaussian mechanism for differential
+    privacy*, arXiv:1805.06530, Theorem 8.
+
+    Examples
+    --------
+    >>> round(gaussian_delta(1.0, 1.0), 6)
+    0.126937
+    """
+    check_real("epsilon", epsilon, low=0)
+    check_real("noise_multiplier", noise_multiplier, low=0, low_open=True)
+    return math.exp(_gaussian_log_delta(epsilon, noise_multiplier))
+
+
+def _gaussian_log_delta(epsilon: float, noise_multiplier: float) -> float:
+    # Logarithms throughout: e^ε overflows and both tails underflow long before δ does.
+    half = 0.5 / noise_multiplier
+    shift = epsilon * noise_multiplier
+    upper = float(log_ndtr(half - shift))
+    lower = epsilon + float(log_ndtr(-half - shift))
+    if lower >= upper:  # only by rounding, where δ is below anything representable
+        return -math.inf
+    return upper + math.log(-math.expm1(lower - upper))
+
+
+def zcdp_rho(epsilon: float, delta: float) -> float:
+    """Zero-concentrated budget ρ that the standard conversion turns into (ε, δ).
+
+    Solves ε = ρ + 2√(ρ ln(1/δ)) (Bun and Steinke 2016, Proposition 1.3).
+
+    Parameters
+    ----------
+    epsilon : float
+        ε > 0.
+    delta : float
+        δ in (0, 1).
+
+    Returns
+    -------
+    float
+        ρ > 0.
+    """
+    log_inverse = -math.log(delta)
+    # ε / (√(a+ε) + √a) equals √(a+ε) − √a without its cancellation.
+    return (epsilon / (math.sqrt(log_inverse + epsilon) + math.sqrt(log_inverse))) ** 2
+
+
+@lru_cache(maxsize=4096)
+def calibrate_noise_multiplier(
+    epsilon: float,
+    delta: float,
+    *,
+    num_compositions: int = 1,
+    accounting: Accounting = "exact",
+    allow_invalid_classical: bool = False,
+) -> float:
+    """Noise multiplier σ/Δ of each of T Gaussian releases that share (ε, δ).
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The total budget.
+    num_compositions : int, default 1
+        T, the number of releases of the same unit; T Gaussian releases of one unit
+        are one release with σ/√T.
+    accounting : {"exact", "zcdp", "classical"}, default "exact"
+        ``"exact"`` solves the Gaussian mechanism's own δ(ε); ``"zcdp"`` uses
+        ε = ρ + 2√(ρ ln(1/δ)); ``"classical"`` uses √(2 ln(1.25/δ))/ε, a theorem
+        for ε ≤ 1 only.
+    allow_invalid_classical : bool, default False
+        Compute the classical formula outside ε ≤ 1, where it does **not** give the
+        stated guarantee. For comparison with software that does so.
+
+    Returns
+    -------
+    float
+        σ/Δ, rounded up.
+
+    Raises
+    ------
+    InvalidParameterError
+        If an argument is out of range, or classical accounting is asked for ε > 1
+        without the override.
+
+    Notes
+    -----
+    1. The δ of the returned multiplier is at most `delta` (exact and zCDP, any ε;
+       classical for ε ≤ 1).
+    2. No amplification by sampling is claimed: the server knows who took part.
+
+    Examples
+    --------
+    >>> exact = calibrate_noise_multiplier(1.0, 1e-5)
+    >>> zcdp = calibrate_noise_multiplier(1.0, 1e-5, accounting="zcdp")
+    >>> round(exact, 4), round(zcdp, 4)
+    (3.7306, 4.9006)
+    """
+    check_real("epsilon", epsilon, low=0, low_open=True)
+    check_real("delta", delta, low=0, high=1, low_open=True, high_open=True)
+    check_int("num_compositions", num_compositions, low=1)
+    check_choice("accounting", accounting, Accounting)
+    if accounting == "exact":
+        multiplier = _exact_multiplier(epsilon, delta)
+    elif accounting == "zcdp":
+        multiplier = math.sqrt(0.5 / zcdp_rho(epsilon, delta))
+    else:
+        if epsilon > 1 and not allow_invalid_classical:
+            raise InvalidParameterError(
+                f"epsilon must be in (0, 1] with accounting='classical', got {epsilon:g}: the formula "
+                "√(2 ln(1.25/δ))/ε is a theorem for ε ≤ 1 only and adds too little noise for larger ε; "
+                "use accounting='exact'"
+            )
+        multiplier = math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon
+    return multiplier * math.sqrt(num_compositions) * (1.0 + _SLACK)
+
+
+def _exact_multiplier(epsilon: float, delta: float) -> float:
+    # Imported here: it takes a second, and only calibration needs it.
+    from dp_accounting import get_sigma_gaussian
+
+    multiplier = float(get_sigma_gaussian(epsilon, delta))
+    # The library returns the root itself, which may lie on either side of the target.
+    while _gaussian_log_delta(epsilon, multiplier) > math.log(delta):
+        multiplier *= 1.0 + _SLACK
+    return multiplier
+
+
+def clip_rows(rows: FloatArray, radius: float | None) -> FloatArray:
+    """Scale rows longer than `radius` onto the sphere; shorter rows stay as they are.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n, d)
+        Private rows.
+    radius : float or None
+        Norm bound R; None clips nothing.
+
+    Returns
+    -------
+    ndarray of shape (n, d)
+        Rows with norm at most R (to rounding).
+    """
+    if radius is None:
+        return rows
+    # Dividing by the largest entry first keeps the squares of huge rows finite.
+    largest = np.maximum(np.abs(rows).max(axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    norms = np.maximum(np.linalg.norm(rows / largest, axis=1, keepdims=True), 1.0)
+    with np.errstate(over="ignore"):  # an infinite factor means: no clipping
+        return np.asarray(rows * np.minimum(1.0, radius / largest / norms))
