@@ -68,6 +68,10 @@ class Distance:
         """Labels are public under this relation."""
         return False
 
+    def join(self, features: FloatArray, labels: FloatArray) -> FloatArray:
+        """What is released of rows (n, d) and labels (n,): the rows."""
+        return features
+
     def __str__(self) -> str:
         return f"distance({self.radius:g})"
 
@@ -103,6 +107,10 @@ class Replace:
     def hides_labels(self) -> bool:
         """Labels are public under this relation."""
         return False
+
+    def join(self, features: FloatArray, labels: FloatArray) -> FloatArray:
+        """What is released of rows (n, d) and labels (n,): the rows."""
+        return features
 
     def __str__(self) -> str:
         return f"replace({self.radius:g})"
@@ -144,6 +152,10 @@ class ReplaceRecord:
     def hides_labels(self) -> bool:
         """The label is part of the private record."""
         return True
+
+    def join(self, features: FloatArray, labels: FloatArray) -> FloatArray:
+        """What is released of rows (n, d) and labels (n,): joint records (n, d + 1)."""
+        return np.column_stack([features, labels / self.label_scale])
 
     def __str__(self) -> str:
         return f"replace_record({self.radius:g}, label_scale={self.label_scale:g})"
