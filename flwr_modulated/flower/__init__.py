@@ -1,0 +1,8 @@
+"""The Flower glue: what travels, the device's client, the server's strategy."""
+
+from __future__ import annotations
+
+from .client import ModulatedClient
+from .strategy import ModulatedStrategy
+
+__all__ = ["ModulatedClient", "ModulatedStrategy"]

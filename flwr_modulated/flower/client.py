@@ -1,0 +1,159 @@
+"""The device's side: a ``NumPyClient`` that releases its rows privatised, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from flwr.client import NumPyClient
+from numpy.typing import ArrayLike
+
+from .._validate import check_matrix, check_vector
+from ..errors import InvalidDataError, ModulatedError, RequestRefusedError
+from ..policy import Policy
+from .records import FIT_ARRAYS, FIT_CONFIG, FitResult, Reply, Request
+
+__all__ = ["ModulatedClient"]
+
+Load = Callable[[], tuple[ArrayLike, ArrayLike]]
+
+
+class ModulatedClient(NumPyClient):
+    """Answer a server's request with privatised rows, under the device's own policy.
+
+    Parameters
+    ----------
+    load : callable
+        Returns ``(features, labels)`` of shapes (n, d) and (n,), standardised with
+        public constants. Called once for each request that is answered.
+    policy : Policy
+        The device's own guarantee. Noise is computed from it and from directions
+        that the device has checked, never from what the server says.
+    rng : callable, optional
+        Maps the server round to a ``numpy.random.Generator``, for reproducible
+        simulations. By default every release draws fresh entropy from the
+        operating system, as a device must.
+
+    Notes
+    -----
+    1. A reply carries the released rows, the labels (unless the relation hides
+       them) and the noise's standard deviation. The number of rows and the labels
+       leave the device as they are: labels are public under ``Distance`` and
+       ``Replace``.
+    2. Whatever goes wrong, the error that leaves the device holds no data.
+    3. ``evaluate`` is not offered: a raw loss would leak the row. The server can
+       evaluate from what was released.
+
+    Examples
+    --------
+    In a ClientApp::
+
+        def client_fn(context: Context):
+            return ModulatedClient(load, policy).to_client()
+
+        app = ClientApp(client_fn)
+
+    or, in a Message-API app::
+
+        @app.train()
+        def train(message: Message, context: Context) -> Message:
+            return ModulatedClient(load, policy).train(message)
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        policy: Policy,
+        *,
+        rng: Callable[[int], np.random.Generator] | None = None,
+    ) -> None:
+        self._load = load
+        self._policy = policy
+        self._rng = rng
+
+    def fit(self, parameters: list[Any], config: dict[str, Any]) -> FitResult:
+        """Answer a request that came through Flower's ``NumPyClient`` interface.
+
+        Parameters
+        ----------
+        parameters : list of ndarray
+            The directions.
+        config : dict
+            The round's public parameters.
+
+        Returns
+        -------
+        arrays, num_examples, metrics
+            As :meth:`Reply.to_fit_result` builds them.
+
+        Raises
+        ------
+        RequestRefusedError
+            If the request or the data cannot be used; the text holds no data.
+        """
+        return self._answer(parameters, config).to_fit_result()
+
+    def train(self, message: Message) -> Message:
+        """Answer a request in a Message-API app's ``@app.train()`` handler.
+
+        Parameters
+        ----------
+        message : flwr.app.Message
+            A train message from :class:`ModulatedStrategy`.
+
+        Returns
+        -------
+        flwr.app.Message
+            The reply.
+
+        Raises
+        ------
+        RequestRefusedError
+            As :meth:`fit`.
+        """
+        content = message.content
+        arrays = content.array_records.get(FIT_ARRAYS)
+        config = content.config_records.get(FIT_CONFIG)
+        if arrays is None or config is None:
+            raise RequestRefusedError(
+                f"the request must carry the records {FIT_ARRAYS} and {FIT_CONFIG}; "
+                "send it with ModulatedStrategy"
+            )
+        reply = self._answer(arrays.to_numpy_ndarrays(), dict(config))
+        return Message(reply.to_recorddict(), reply_to=message)
+
+    def _answer(self, arrays: list[Any], config: dict[str, Any]) -> Reply:
+        """Release the rows, letting no exception out that might hold data."""
+        refusal: str
+        try:
+            return self._release(Request.parse(arrays, config))
+        except ModulatedError as error:  # texts of this package hold no data
+            refusal = str(error)
+        except Exception as error:  # anything else might: its type must do
+            refusal = (
+                f"the device could not answer ({type(error).__name__}); "
+                "its owner can call load() there to see why"
+            )
+        # Raised outside the handlers, so that the original error is not attached as context.
+        raise RequestRefusedError(refusal)
+
+    def _release(self, request: Request) -> Reply:
+        mechanism = self._policy.mechanism(request.modulation)
+        relation = mechanism.guarantee.relation
+        loaded_features, loaded_labels = self._load()
+        features = check_matrix("features", loaded_features)
+        labels = check_vector("labels", loaded_labels, length=features.shape[0])
+        records = relation.join(features, labels)
+        if records.shape[1] != request.num_columns:
+            raise InvalidDataError(
+                f"the study releases {request.num_columns} column(s), this device has {records.shape[1]}"
+            )
+        rng = np.random.default_rng() if self._rng is None else self._rng(request.server_round)
+        return Reply(
+            server_round=request.server_round,
+            released=mechanism.release(records, request.directions, rng=rng),
+            labels=None if relation.hides_labels else labels,
+            noise_std=np.array([mechanism.noise_std]),
+        )

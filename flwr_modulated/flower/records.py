@@ -1,0 +1,250 @@
+"""What travels: requests and replies, built, parsed and validated.
+
+Both directions use Flower's compatibility records, so one wire format serves a
+``NumPyClient`` behind ``ClientApp(client_fn)`` and an ``@app.train()`` handler.
+
+A request holds public round parameters only. A reply holds released rows, labels
+where the device gives them, and the standard deviation of each row's noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from .._typing import FloatArray
+from ..errors import ProtocolError
+from ..modulation import Modulation, check_directions
+from ..moments import Moments
+
+__all__ = ["PROTOCOL_VERSION", "Reply", "Request"]
+
+PROTOCOL_VERSION = 1
+
+FIT_ARRAYS, FIT_CONFIG = "fitins.parameters", "fitins.config"
+REPLY_ARRAYS, REPLY_COUNT = "fitres.parameters", "fitres.num_examples"
+REPLY_METRICS, REPLY_STATUS = "fitres.metrics", "fitres.status"
+
+# What NumPyClient.fit returns.
+FitResult: TypeAlias = tuple[list[np.ndarray], int, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """Public parameters of one round, from server to devices.
+
+    Attributes
+    ----------
+    server_round : int
+        Round, from 1.
+    modulation : Modulation
+        The public map the server asks for.
+    directions : ndarray of shape (d, m)
+        The round's orthonormal directions; d is the width of a released row.
+    study : str
+        Name of the study, so that a device can tell requests of one study from
+        those of another.
+    """
+
+    server_round: int
+    modulation: Modulation
+    directions: FloatArray
+    study: str = ""
+
+    @property
+    def num_columns(self) -> int:
+        """Width of a released row: d, or d + 1 for joint records."""
+        return int(self.directions.shape[0])
+
+    def to_recorddict(self, extra: Mapping[str, Any] | None = None) -> RecordDict:
+        """Content of a Flower train message; `extra` config entries pass through."""
+        config: dict[str, Any] = dict(extra or {})
+        config.update(
+            {
+                "protocol-version": PROTOCOL_VERSION,
+                "server-round": self.server_round,
+                "study": self.study,
+                "num-columns": self.num_columns,
+                "alpha": float(self.modulation.alpha),
+                "amplitude": float(self.modulation.amplitude),
+                "frequency": float(self.modulation.frequency),
+                "num-directions": int(self.modulation.num_directions),
+            }
+        )
+        return RecordDict({FIT_ARRAYS: ArrayRecord([self.directions]), FIT_CONFIG: ConfigRecord(config)})
+
+    @classmethod
+    def parse(cls, arrays: Sequence[Any], config: Mapping[str, Any]) -> Request:
+        """Read and check a request on a device.
+
+        Parameters
+        ----------
+        arrays : sequence of ndarray
+            The message's arrays: the directions.
+        config : mapping
+            The message's configuration.
+
+        Raises
+        ------
+        ProtocolError
+            If the version is unknown or an entry is missing or of the wrong type.
+        InvalidParameterError
+            If the modulation is out of range or the directions are not orthonormal.
+        """
+        _check_version(config)
+        server_round = _entry(config, "server-round", int)
+        columns = _entry(config, "num-columns", int)
+        study = _entry(config, "study", str)
+        modulation = Modulation(
+            alpha=_entry(config, "alpha", float),
+            amplitude=_entry(config, "amplitude", float),
+            frequency=_entry(config, "frequency", float),
+            num_directions=_entry(config, "num-directions", int),
+        )
+        if server_round < 1 or columns < 1:
+            raise ProtocolError("server-round and num-columns must be at least 1")
+        if len(arrays) != 1:
+            raise ProtocolError(f"a request must carry 1 array, the directions, got {len(arrays)}")
+        directions = check_directions(
+            arrays[0], num_features=columns, num_directions=modulation.num_directions
+        )
+        return cls(server_round=server_round, modulation=modulation, directions=directions, study=study)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """Released rows, from a device to the server.
+
+    Attributes
+    ----------
+    server_round : int
+        The round that is answered.
+    released : ndarray of shape (n, d)
+        Released rows g̃.
+    labels : ndarray of shape (n,) or None
+        Labels; None for joint records, whose label is inside the released row.
+    noise_std : ndarray of shape (1,) or (n,)
+        Standard deviation of the noise of all rows, or of each.
+    """
+
+    server_round: int
+    released: FloatArray
+    labels: FloatArray | None
+    noise_std: FloatArray
+
+    @property
+    def num_samples(self) -> int:
+        """Number of released rows n."""
+        return int(self.released.shape[0])
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the arrays in bytes."""
+        labels = 0 if self.labels is None else self.labels.nbytes
+        return self.released.nbytes + labels + self.noise_std.nbytes
+
+    @property
+    def sort_key(self) -> tuple[float, ...]:
+        """Key that orders replies by content: node ids and arrival differ from run to run."""
+        return tuple(self.released[0])
+
+    def moments(self) -> Moments:
+        """Sum the rows."""
+        return Moments.from_rows(self.released, self.labels, noise_std=self.noise_std)
+
+    def to_fit_result(self) -> FitResult:
+        """What a ``NumPyClient`` returns from ``fit``."""
+        labels = np.zeros(0) if self.labels is None else self.labels
+        metrics = {"protocol-version": PROTOCOL_VERSION, "server-round": self.server_round}
+        return [self.released, labels, self.noise_std], self.num_samples, metrics
+
+    def to_recorddict(self) -> RecordDict:
+        """Content of a Flower reply, as the compatibility layer would build it."""
+        arrays, count, metrics = self.to_fit_result()
+        return RecordDict(
+            {
+                REPLY_ARRAYS: ArrayRecord(arrays),
+                REPLY_COUNT: MetricRecord({"num_examples": count}),
+                REPLY_METRICS: ConfigRecord(metrics),
+                REPLY_STATUS: ConfigRecord({"code": 0, "message": "Success"}),
+            }
+        )
+
+    @classmethod
+    def parse(cls, content: RecordDict, *, request: Request, joint: bool = False) -> Reply:
+        """Read and check a reply on the server.
+
+        Parameters
+        ----------
+        content : RecordDict
+            The reply's content.
+        request : Request
+            What was asked; round and width must fit.
+        joint : bool, default False
+            Whether labels are inside the released rows (``ReplaceRecord``).
+
+        Raises
+        ------
+        ProtocolError
+            If the reply does not fit; the message says how, never a value.
+        """
+        status = content.config_records.get(REPLY_STATUS)
+        if status is not None and status.get("code", 0) != 0:
+            raise ProtocolError("the device reported a failure status")
+        metrics = content.config_records.get(REPLY_METRICS)
+        arrays = content.array_records.get(REPLY_ARRAYS)
+        if metrics is None or arrays is None:
+            raise ProtocolError("records missing")
+        _check_version(metrics)
+        if _entry(metrics, "server-round", int) != request.server_round:
+            raise ProtocolError("wrong round")
+        if len(arrays) != 3:
+            raise ProtocolError("wrong number of arrays")
+        try:
+            released, labels, noise_std = (
+                np.asarray(array, dtype=np.float64) for array in arrays.to_numpy_ndarrays()
+            )
+        except Exception:
+            raise ProtocolError("arrays cannot be read") from None
+        rows = released.shape[0] if released.ndim == 2 else 0
+        if rows < 1 or released.shape != (rows, request.num_columns):
+            raise ProtocolError("wrong shape of released rows")
+        if labels.shape != ((0,) if joint else (rows,)):
+            raise ProtocolError("wrong shape of labels")
+        if noise_std.shape not in ((1,), (rows,)):
+            raise ProtocolError("wrong shape of noise_std")
+        if not all(np.isfinite(array).all() for array in (released, labels, noise_std)):
+            raise ProtocolError("non-finite values")
+        if (noise_std < 0).any():
+            raise ProtocolError("negative noise_std")
+        return cls(
+            server_round=request.server_round,
+            released=released,
+            labels=None if joint else labels,
+            noise_std=noise_std,
+        )
+
+
+def _check_version(config: Mapping[str, Any]) -> None:
+    version = _entry(config, "protocol-version", int)
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"protocol-version must be {PROTOCOL_VERSION}; "
+            "install the same flwr-modulated on server and devices"
+        )
+
+
+def _entry(config: Mapping[str, Any], key: str, kind: type) -> Any:
+    value = config.get(key)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ProtocolError(f"{key} must be present and of type {kind.__name__}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ProtocolError(f"{key} must be finite")
+    return value
