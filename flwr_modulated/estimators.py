@@ -16,7 +16,15 @@ from ._typing import FloatArray
 from ._validate import check_int, check_real, check_vector
 from .moments import DebiasedMoments
 
-__all__ = ["Auto", "Estimator", "GradientDescent", "Ridge", "gradient", "second_moment_noise"]
+__all__ = [
+    "Auto",
+    "Estimator",
+    "GradientDescent",
+    "Ridge",
+    "gradient",
+    "second_moment_noise",
+    "with_intercept",
+]
 
 
 class Estimator(Protocol):
@@ -44,6 +52,33 @@ def gradient(beta: ArrayLike, debiased: DebiasedMoments) -> FloatArray:
     """
     beta = check_vector("beta", beta, length=debiased.num_features)
     return debiased.second_moment @ beta - debiased.cross_moment
+
+
+def with_intercept(estimator: Estimator, debiased: DebiasedMoments) -> tuple[FloatArray, float]:
+    """Fit slopes on moments about the mean, and the intercept from the means.
+
+    Parameters
+    ----------
+    estimator : Estimator
+        Fits the slopes.
+    debiased : DebiasedMoments
+        Unbiased moments of the private rows.
+
+    Returns
+    -------
+    slopes : ndarray of shape (d,)
+        In units of label per feature.
+    intercept : float
+        In units of the label.
+
+    Notes
+    -----
+    For the unregularised moment estimator this is the solution of the augmented
+    system [[Σ̂, mean], [meanᵀ, 1]], whose constant carries no noise; for every other
+    estimator it leaves the intercept unshrunk.
+    """
+    slopes = estimator.estimate(debiased.centred())
+    return slopes, debiased.label_mean - float(debiased.feature_mean @ slopes)
 
 
 def second_moment_noise(debiased: DebiasedMoments) -> float:

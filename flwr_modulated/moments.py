@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -161,13 +161,7 @@ class Moments:
         """
         modulation = Modulation() if modulation is None else modulation
         d, k = self.num_features, self.num_samples
-        if directions is None:
-            if not modulation.is_plain:
-                raise InvalidParameterError("directions must be given to debias modulated rows")
-            offset = np.zeros((d, d))
-        else:
-            frame = check_directions(directions, num_features=d, num_directions=modulation.num_directions)
-            offset = modulation.second_moment(frame)
+        offset = modulation_offset(modulation, directions, num_features=d)
         shrink = modulation.contraction
         noise_variance = self.noise_variance_sum / k
         second = (self.gram / k - offset - noise_variance * np.eye(d)) / shrink**2
@@ -255,6 +249,22 @@ class DebiasedMoments:
             modulation_scale=root_mean_square("modulation_scale"),
         )
 
+    def centred(self) -> DebiasedMoments:
+        """Moments about the mean row and the mean label, for a fit with an intercept.
+
+        The mean row comes from the same release, so this costs nothing. Its noise
+        enters Σ̂ with the square of the mean's error, which is O(1/K).
+        """
+        mean = self.feature_mean
+        return replace(
+            self,
+            second_moment=self.second_moment - np.outer(mean, mean),
+            cross_moment=self.cross_moment - self.label_mean * mean,
+            feature_mean=np.zeros_like(mean),
+            label_mean=0.0,
+            label_square=self.label_square - self.label_mean**2,
+        )
+
     @classmethod
     def from_joint(cls, joint: DebiasedMoments, *, label_scale: float) -> Self:
         """Read features and label off the debiased moments of joint records.
@@ -284,3 +294,34 @@ class DebiasedMoments:
             noise_scale=joint.noise_scale,
             modulation_scale=joint.modulation_scale,
         )
+
+
+def modulation_offset(
+    modulation: Modulation, directions: ArrayLike | None, *, num_features: int
+) -> FloatArray:
+    """What the cosine term adds to the second moment of released rows, (λ²/2m) V Vᵀ.
+
+    Parameters
+    ----------
+    modulation : Modulation
+        The public map that the clients used.
+    directions : array_like of shape (d, m) or None
+        The directions that the clients used; may be None where the map is plain.
+    num_features : int
+        Number of columns d of the released rows.
+
+    Returns
+    -------
+    ndarray of shape (d, d)
+
+    Raises
+    ------
+    InvalidParameterError
+        If the directions do not fit the modulation.
+    """
+    if directions is None:
+        if not modulation.is_plain:
+            raise InvalidParameterError("directions must be given to debias modulated rows")
+        return np.zeros((num_features, num_features))
+    frame = check_directions(directions, num_features=num_features, num_directions=modulation.num_directions)
+    return modulation.second_moment(frame)
