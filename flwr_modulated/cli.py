@@ -1,0 +1,33 @@
+"""The command line `flwr-modulated`: each command is one function that imports what it needs."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from .errors import ModulatedError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="flwr-modulated",
+    help="Private regression from devices that hold one row each.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Keep sub-commands even while there is only one."""
+
+
+def main() -> None:
+    """Run the command line; errors this package raises on purpose end in one line and exit code 2."""
+    try:
+        app()
+    except ModulatedError as error:
+        typer.echo(f"Error: {error}", err=True)
+        sys.exit(2)
