@@ -244,7 +244,7 @@ def gaussian_delta(epsilon: float, noise_multiplier: float) -> float:
     Returns
     -------
     float
-        The smallest δ for which the release is (ε, δ)-DP.
+        The smallest δ for which the release is (ε, δ)-DP, rounded up.
 
     References
     ----------
@@ -266,10 +266,13 @@ def _gaussian_log_delta(epsilon: float, noise_multiplier: float) -> float:
     half = 0.5 / noise_multiplier
     shift = epsilon * noise_multiplier
     upper = float(log_ndtr(half - shift))
-    lower = epsilon + float(log_ndtr(-half - shift))
-    if lower >= upper:  # only by rounding, where δ is below anything representable
+    tail = float(log_ndtr(-half - shift))
+    if upper == -math.inf:
         return -math.inf
-    return upper + math.log(-math.expm1(lower - upper))
+    # For tiny ε the two terms nearly cancel: widen their gap by what rounding may have taken from it.
+    rounding = 8.0 * np.finfo(np.float64).eps * (1.0 + epsilon + abs(upper) + abs(tail))
+    gap = max(upper - (epsilon + tail), 0.0) + rounding
+    return upper + math.log(-math.expm1(-gap))
 
 
 def zcdp_rho(epsilon: float, delta: float) -> float:
@@ -288,13 +291,19 @@ def zcdp_rho(epsilon: float, delta: float) -> float:
     -------
     float
         ρ > 0.
+
+    Raises
+    ------
+    InvalidParameterError
+        If an argument is out of range.
     """
+    check_real("epsilon", epsilon, low=0, low_open=True)
+    check_real("delta", delta, low=0, high=1, low_open=True, high_open=True)
     log_inverse = -math.log(delta)
     # ε / (√(a+ε) + √a) equals √(a+ε) − √a without its cancellation.
     return (epsilon / (math.sqrt(log_inverse + epsilon) + math.sqrt(log_inverse))) ** 2
 
 
-@lru_cache(maxsize=4096)
 def calibrate_noise_multiplier(
     epsilon: float,
     delta: float,
@@ -364,12 +373,24 @@ def calibrate_noise_multiplier(
 
 
 def _exact_multiplier(epsilon: float, delta: float) -> float:
-    # Imported here: it takes a second, and only calibration needs it.
-    from dp_accounting import get_sigma_gaussian
+    # dp_accounting.get_sigma_gaussian gives the same root (a test compares the two), but importing
+    # it takes longer than everything the planner does.
+    from scipy.optimize import brentq
 
-    multiplier = float(get_sigma_gaussian(epsilon, delta))
-    # The library returns the root itself, which may lie on either side of the target.
-    while _gaussian_log_delta(epsilon, multiplier) > math.log(delta):
+    target = math.log(delta)
+
+    def excess(log_multiplier: float) -> float:
+        # Bounded, since the root finder cannot interpolate from minus infinity.
+        return max(_gaussian_log_delta(epsilon, math.exp(log_multiplier)) - target, -1e3)
+
+    low = high = 0.0
+    while excess(high) > 0:
+        high += 1.0
+    while excess(low) <= 0:
+        low -= 1.0
+    multiplier = math.exp(brentq(excess, low, high, xtol=1e-12))
+    # The root itself may lie on either side of the target.
+    while _gaussian_log_delta(epsilon, multiplier) > target:
         multiplier *= 1.0 + _SLACK
     return multiplier
 
