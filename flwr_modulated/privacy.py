@@ -372,6 +372,7 @@ def calibrate_noise_multiplier(
     return multiplier * math.sqrt(num_compositions) * (1.0 + _SLACK)
 
 
+@lru_cache(maxsize=4096)
 def _exact_multiplier(epsilon: float, delta: float) -> float:
     # dp_accounting.get_sigma_gaussian gives the same root (a test compares the two), but importing
     # it takes longer than everything the planner does.
@@ -414,6 +415,6 @@ def clip_rows(rows: FloatArray, radius: float | None) -> FloatArray:
         return rows
     # Dividing by the largest entry first keeps the squares of huge rows finite.
     largest = np.maximum(np.abs(rows).max(axis=1, keepdims=True), np.finfo(np.float64).tiny)
-    norms = np.maximum(np.linalg.norm(rows / largest, axis=1, keepdims=True), 1.0)
-    with np.errstate(over="ignore"):  # an infinite factor means: no clipping
-        return np.asarray(rows * np.minimum(1.0, radius / largest / norms))
+    scaled = rows / largest
+    shrunk = radius / np.maximum(np.linalg.norm(scaled, axis=1, keepdims=True), 1.0)
+    return np.where(largest > shrunk, scaled * shrunk, rows)
