@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from ._typing import Accounting, FloatArray, Sensitivity
 from ._validate import check_choice, check_int, check_matrix
-from .errors import InvalidParameterError
+from .errors import InvalidDataError, InvalidParameterError
 from .modulation import Modulation, check_directions
 from .privacy import Guarantee, calibrate_noise_multiplier, clip_rows
 
@@ -81,7 +82,10 @@ class Mechanism:
         check_int("num_releases", self.num_releases, low=1)
         check_choice("sensitivity", self.sensitivity, Sensitivity)
         # Raises here, before anything is spent, whatever calibration would refuse later.
-        _ = self.noise_std
+        if not math.isfinite(self.noise_std):
+            raise InvalidParameterError(
+                "noise_std must be finite; lower amplitude, frequency or the relation's radius"
+            )
 
     @property
     def l2_sensitivity(self) -> float:
@@ -142,7 +146,10 @@ class Mechanism:
             np.zeros((d, 0)) if directions is None else directions, num_features=d, num_directions=m
         )
         clipped = clip_rows(rows, self.guarantee.relation.clip_radius)
-        released = self.modulation.apply(clipped, frame, rng=rng)
+        with np.errstate(over="ignore", invalid="ignore"):  # the check below says it better
+            released = self.modulation.apply(clipped, frame, rng=rng)
+        if not np.isfinite(released).all():
+            raise InvalidDataError("features must be small enough to modulate without overflow; rescale them")
         noise = rng.standard_normal(released.shape)
         noise *= self.noise_std
         released += noise

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from ._typing import FloatArray, Sensitivity
 from ._validate import check_choice, check_int, check_real
-from .errors import InvalidDataError, InvalidParameterError
+from .errors import InvalidParameterError
 
 __all__ = ["Modulation", "check_directions", "draw_directions"]
 
@@ -185,7 +185,7 @@ def draw_directions(
     Raises
     ------
     InvalidParameterError
-        If m is too large for d, or `orthogonal_to` has another length.
+        If m is too large for d, or `orthogonal_to` is not a finite vector of length d.
 
     Examples
     --------
@@ -261,9 +261,14 @@ def check_directions(directions: ArrayLike, *, num_features: int, num_directions
 def _unit_vector(vector: ArrayLike | None, length: int) -> FloatArray | None:
     if vector is None:
         return None
-    array = np.asarray(vector, dtype=np.float64)
-    if array.shape != (length,) or not np.isfinite(array).all():
-        raise InvalidDataError(f"orthogonal_to must be finite and have shape ({length},), got {array.shape}")
+    try:
+        array = np.asarray(vector, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidParameterError("orthogonal_to must be numeric") from None
+    if array.shape != (length,):
+        raise InvalidParameterError(f"orthogonal_to must have shape ({length},), got {array.shape}")
+    if not np.isfinite(array).all():
+        raise InvalidParameterError("orthogonal_to must be finite, got NaN or infinity")
     largest = np.abs(array).max()
     if largest == 0:
         return None

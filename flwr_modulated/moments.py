@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ._typing import FloatArray
-from ._validate import check_matrix, check_vector
+from ._validate import check_matrix, check_real, check_vector
 from .errors import InvalidDataError, InvalidParameterError
 from .modulation import Modulation, check_directions
 
@@ -80,7 +80,10 @@ class Moments:
         """
         rows = check_matrix("released", released)
         n = rows.shape[0]
-        std = np.asarray(noise_std, dtype=np.float64)
+        try:
+            std = np.asarray(noise_std, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InvalidParameterError("noise_std must be numeric") from None
         if std.shape not in ((), (1,), (n,)):
             raise InvalidDataError(f"noise_std must be a number or have shape ({n},), got {std.shape}")
         if not np.isfinite(std).all() or (std < 0).any():
@@ -156,9 +159,13 @@ class Moments:
 
         Raises
         ------
+        InvalidDataError
+            If there are no rows.
         InvalidParameterError
             If the directions do not fit the modulation.
         """
+        if self.num_samples < 1:
+            raise InvalidDataError("moments need at least one released row, got none")
         modulation = Modulation() if modulation is None else modulation
         d, k = self.num_features, self.num_samples
         offset = modulation_offset(modulation, directions, num_features=d)
@@ -222,11 +229,13 @@ class DebiasedMoments:
         Raises
         ------
         InvalidDataError
-            If there is nothing to pool.
+            If there is nothing to pool, or the numbers of features differ.
         """
         rounds = list(parts)
         if not rounds:
             raise InvalidDataError("pool needs the moments of at least one round, got none")
+        if len({part.num_features for part in rounds}) > 1:
+            raise InvalidDataError("pool needs rounds with the same number of features")
         counts = np.array([part.num_samples for part in rounds], dtype=np.float64)
         weights = counts / counts.sum()
 
@@ -280,7 +289,15 @@ class DebiasedMoments:
         -------
         DebiasedMoments
             In d dimensions, with the label's moments estimated too.
+
+        Raises
+        ------
+        InvalidDataError
+            If there is no feature beside the label.
+        InvalidParameterError
+            If `label_scale` is not positive.
         """
+        check_real("label_scale", label_scale, low=0, low_open=True)
         d = joint.num_features - 1
         if d < 1:
             raise InvalidDataError("joint moments need at least one feature beside the label")
