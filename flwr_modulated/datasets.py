@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.linalg import lstsq
 
+from ._tables import read_table
 from ._typing import FloatArray
 from ._validate import check_choice, check_int, check_matrix, check_real, check_varying, check_vector
 from .errors import InvalidDataError
@@ -26,6 +27,7 @@ __all__ = [
     "ols_r2",
     "partition",
     "r2_score",
+    "read_table",
     "split_task",
     "synthetic_task",
 ]
@@ -363,7 +365,7 @@ def _co2() -> Task:
     """Weekly CO₂ at Mauna Loa on a cubic trend and two yearly harmonics."""
     level = _shipped("co2")["co2"].interpolate()
     u = np.arange(len(level)) / len(level)
-    angle = 2 * np.pi * level.index.dayofyear.to_numpy() / 365.25
+    angle = 2 * np.pi * level.index.day_of_year.to_numpy() / 365.25
     columns = {"u": u, "u2": u**2, "u3": u**3}
     for k in (1, 2):
         columns |= {f"sin{k}": np.sin(k * angle), f"cos{k}": np.cos(k * angle)}
