@@ -26,6 +26,10 @@ __all__ = [
     "with_intercept",
 ]
 
+# Relative size below which an eigenvalue of a second moment counts as zero: some hundred times its
+# rounding error, which is a few machine epsilons however many rows were summed.
+RANK_TOLERANCE = 1e-13
+
 
 class Estimator(Protocol):
     """What the strategy needs of an estimator."""
@@ -127,8 +131,7 @@ class Auto:
         w, u = np.linalg.eigh(debiased.second_moment)
         scale = np.hypot(np.maximum(w, 0.0), second_moment_noise(debiased))
         # Without noise, eigenvalues below rounding are zeros: the pseudo-inverse leaves them out.
-        floor = debiased.num_features * np.finfo(np.float64).eps * scale.max()
-        keep = scale > floor
+        keep = scale > RANK_TOLERANCE * scale.max()
         weights = np.zeros_like(scale)
         weights[keep] = 1.0 / scale[keep]
         return np.asarray(u @ (weights * (u.T @ debiased.cross_moment)))
@@ -158,7 +161,7 @@ class Ridge:
         """Coefficients of shape (d,), in units of label per feature."""
         system = debiased.second_moment + self.penalty * np.eye(debiased.num_features)
         # A symmetric pseudo-inverse through lstsq: indefinite systems are allowed, singular ones too.
-        solution, *_ = linalg.lstsq(system, debiased.cross_moment, lapack_driver="gelsd")
+        solution, *_ = linalg.lstsq(system, debiased.cross_moment, cond=RANK_TOLERANCE, lapack_driver="gelsd")
         return np.asarray(solution)
 
 
