@@ -1,22 +1,18 @@
-"""The five tasks, a synthetic one, their splits, and the reader of a device's own file.
-
-statsmodels and pandas load on first use: they belong to the ``simulation`` extra.
-"""
+"""Tasks, their splits and shares, the R² to compare with, and the reader of a device's own file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.linalg import lstsq
 
 from ._tables import read_table
+from ._tasks import TASKS, Task, load_task, read_only
 from ._typing import FloatArray
-from ._validate import check_choice, check_int, check_matrix, check_real, check_varying, check_vector
+from ._validate import check_int, check_matrix, check_real, check_varying, check_vector
 from .errors import InvalidDataError
 
 __all__ = [
@@ -31,48 +27,6 @@ __all__ = [
     "split_task",
     "synthetic_task",
 ]
-
-TaskName = Literal["co2", "fair", "modechoice", "randhie_lncoins", "randhie_fmde"]
-TASKS: tuple[str, ...] = get_args(TaskName)
-
-_EXTRA = "pip install 'flwr-modulated[simulation]'"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Task:
-    """A regression task in its original units.
-
-    Attributes
-    ----------
-    name : str
-        Short name.
-    features : ndarray of shape (n, d)
-        One row a client; no intercept column.
-    labels : ndarray of shape (n,)
-        What is regressed on the features.
-    feature_names : tuple of str
-        One name a column.
-    label_name : str
-        Name of the label.
-    description : str
-        Source and meaning, in one sentence.
-
-    Raises
-    ------
-    InvalidDataError
-        If the shapes do not fit together or a value is not finite.
-    """
-
-    name: str
-    features: FloatArray
-    labels: FloatArray
-    feature_names: tuple[str, ...]
-    label_name: str
-    description: str
-
-    def __post_init__(self) -> None:
-        rows = check_matrix("features", self.features, num_columns=len(self.feature_names))
-        check_vector("labels", self.labels, length=rows.shape[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,45 +80,6 @@ class Split:
         return len(self.feature_names)
 
 
-@cache
-def load_task(name: str) -> Task:
-    """One of the five tasks of `TASKS`, with read-only arrays; loaded once a process.
-
-    Parameters
-    ----------
-    name : str
-        ``"co2"`` (2284 × 7), ``"fair"`` (6366 × 8), ``"modechoice"`` (840 × 7),
-        ``"randhie_lncoins"`` or ``"randhie_fmde"`` (20190 × 9).
-
-    Raises
-    ------
-    InvalidParameterError
-        If there is no such task.
-    ImportError
-        If statsmodels or pandas is not installed.
-
-    Notes
-    -----
-    The data ship with statsmodels. The source paper does not list the columns of ``co2``
-    and ``modechoice``; theirs are inferred from its numbers of rows and columns and its R².
-    """
-    check_choice("name", name, TaskName)
-    if name == "co2":
-        return _co2()
-    if name == "fair":
-        about = "Fair (1978), extramarital affairs survey: years married on the other columns"
-        return _regress(name, "fair", "yrs_married", about)
-    if name == "modechoice":
-        about = (
-            "Greene, travel mode choice: generalised cost on the other columns, without the traveller's id"
-        )
-        return _regress(name, "modechoice", "gc", about, drop=("individual",))
-    about = "RAND health insurance experiment: {} on the other columns"
-    if name == "randhie_lncoins":
-        return _regress(name, "randhie", "lncoins", about.format("log coinsurance rate"))
-    return _regress(name, "randhie", "fmde", about.format("maximum expenditure offer"))
-
-
 def split_task(task: Task, seed: int) -> Split:
     """Split at random into 60/20/20 and standardise on the training rows (see `Split`).
 
@@ -196,10 +111,10 @@ def split_task(task: Task, seed: int) -> Split:
     label_centre, label_scale = float(y.mean()), float(y.std())
 
     def features_of(rows: np.ndarray[Any, Any]) -> FloatArray:
-        return _frozen((task.features[rows] - centre) / scale)
+        return read_only((task.features[rows] - centre) / scale)
 
     def labels_of(rows: np.ndarray[Any, Any]) -> FloatArray:
-        return _frozen((task.labels[rows] - label_centre) / label_scale)
+        return read_only((task.labels[rows] - label_centre) / label_scale)
 
     return Split(
         task=task.name,
@@ -212,8 +127,8 @@ def split_task(task: Task, seed: int) -> Split:
         validation_labels=labels_of(validation),
         test_features=features_of(test),
         test_labels=labels_of(test),
-        centre=_frozen(centre),
-        scale=_frozen(scale),
+        centre=read_only(centre),
+        scale=read_only(scale),
         label_centre=label_centre,
         label_scale=label_scale,
     )
@@ -352,60 +267,10 @@ def synthetic_task(
     y = x @ beta + np.sqrt(1 - r2) * rng.standard_normal(n)
     task = Task(
         name="synthetic",
-        features=_frozen(x),
-        labels=_frozen(y),
+        features=read_only(x),
+        labels=read_only(y),
         feature_names=tuple(f"x{j}" for j in range(1, d + 1)),
         label_name="y",
         description=f"Gaussian design, population R² {r2:g}, neighbouring columns correlate by {rho:g}",
     )
-    return task, _frozen(beta)
-
-
-def _co2() -> Task:
-    """Weekly CO₂ at Mauna Loa on a cubic trend and two yearly harmonics."""
-    level = _shipped("co2")["co2"].interpolate()
-    u = np.arange(len(level)) / len(level)
-    angle = 2 * np.pi * level.index.day_of_year.to_numpy() / 365.25
-    columns = {"u": u, "u2": u**2, "u3": u**3}
-    for k in (1, 2):
-        columns |= {f"sin{k}": np.sin(k * angle), f"cos{k}": np.cos(k * angle)}
-    return Task(
-        name="co2",
-        features=_frozen(np.column_stack(list(columns.values()))),
-        labels=_frozen(level.to_numpy(dtype=np.float64)),
-        feature_names=tuple(columns),
-        label_name="co2",
-        description="Weekly atmospheric CO₂ at Mauna Loa, 1958 to 2001, 59 gaps interpolated: "
-        "level on a cubic trend and two yearly harmonics",
-    )
-
-
-def _regress(name: str, source: str, label: str, description: str, drop: tuple[str, ...] = ()) -> Task:
-    """A task of one column of a data set that statsmodels ships on its other columns."""
-    data = _shipped(source)
-    rest = data.drop(columns=[label, *drop])
-    return Task(
-        name=name,
-        features=_frozen(rest.to_numpy(dtype=np.float64)),
-        labels=_frozen(data[label].to_numpy(dtype=np.float64)),
-        feature_names=tuple(rest.columns),
-        label_name=label,
-        description=description,
-    )
-
-
-def _shipped(source: str) -> Any:
-    """The data frame of a data set of statsmodels."""
-    try:
-        # Not statsmodels.api: that loads every model and takes four times as long.
-        module = import_module(f"statsmodels.datasets.{source}")
-    except ImportError as error:
-        raise ImportError(f"the tasks need statsmodels and pandas: {_EXTRA}") from error
-    return module.load_pandas().data
-
-
-def _frozen(array: ArrayLike) -> FloatArray:
-    """A read-only contiguous copy: tasks are cached, so nobody may write into them."""
-    copy = np.array(array, dtype=np.float64, order="C")
-    copy.setflags(write=False)
-    return copy
+    return task, read_only(beta)

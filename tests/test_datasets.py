@@ -100,7 +100,13 @@ class TestTasks:
         waves = [math.sin(angle), math.cos(angle), math.sin(2 * angle), math.cos(2 * angle)]
         np.testing.assert_allclose(task.features[0, 3:], waves)
         assert task.labels[0] == 316.1
-        assert sm.datasets.co2.load_pandas().data["co2"].isna().sum() == 59
+        raw = sm.datasets.co2.load_pandas().data["co2"].to_numpy()
+        gaps = np.isnan(raw)
+        assert gaps.sum() == 59
+        np.testing.assert_array_equal(task.labels[~gaps], raw[~gaps])
+        alone = 1 + np.flatnonzero(gaps[1:-1] & ~gaps[:-2] & ~gaps[2:])
+        assert alone.size > 0
+        np.testing.assert_allclose(task.labels[alone], (raw[alone - 1] + raw[alone + 1]) / 2)
 
     def test_cached_and_read_only(self) -> None:
         task = load_task("fair")
@@ -253,7 +259,7 @@ class TestSynthetic:
 
         For unit Gaussians the standard error of a mean product with correlation c is √((1 + c²)/n); 6 of
         them for each of the 15 products (false alarm below 3e-8), of which βᵀΣ and 1 pin down R² too.
-        Catches a noise variance of 1 − r2² (label variance off by 21 SE) or ρ not applied to the last column.
+        Catches a noise variance of 1 − r2² (label variance off by 30 SE) or ρ not applied to the last column.
         """
         n, r2 = 40_000, 0.7
         task, beta = synthetic_task(n, 4, r2=r2, correlation=correlation, rng=np.random.default_rng(11))
