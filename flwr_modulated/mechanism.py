@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ._rounding import DISTANCE_CLIP, rounding_inflation
 from ._typing import Accounting, FloatArray, Sensitivity
 from ._validate import check_choice, check_int, check_matrix
 from .errors import InvalidDataError, InvalidParameterError
 from .modulation import Modulation, check_directions
-from .privacy import Guarantee, calibrate_noise_multiplier, clip_rows
+from .noise import NoiseSource, as_noise_source
+from .privacy import Guarantee, calibrate_noise_multiplier, clip_rows, gaussian_epsilon
 
 __all__ = ["Mechanism"]
 
@@ -51,9 +53,12 @@ class Mechanism:
     3. Directions are checked at every release.
     4. With ``ReplaceRecord`` the rows are joint records (x, y / label_scale).
 
-    With a NumPy generator as the source, 1 holds for idealised arithmetic on real
-    numbers: floating-point Gaussians have artefacts that an attacker may use. It is
-    meant for simulation.
+    With a NumPy generator as the source, the guarantee is for idealised arithmetic on
+    real numbers: floating-point Gaussians have artefacts that an attacker may use. It
+    is meant for simulation. With :class:`~flwr_modulated.noise.DeviceNoise` it is for the
+    numbers that really leave the device: the noise is then larger by a public relative
+    amount of at most 1e-6 (typically 1e-8) that covers every rounding error of the map,
+    and under ``Distance`` rows are clipped at 2²⁰ radii, which moves no two rows apart.
 
     Examples
     --------
@@ -98,17 +103,21 @@ class Mechanism:
         return self.l2_sensitivity * calibrate_noise_multiplier(
             float(self.guarantee.epsilon),
             float(self.guarantee.delta),
-            num_compositions=self.num_releases * self.guarantee.rows_per_client,
+            num_compositions=self._num_compositions,
             accounting=self.accounting,
             allow_invalid_classical=self.allow_invalid_classical,
         )
+
+    @property
+    def _num_compositions(self) -> int:
+        return self.num_releases * self.guarantee.rows_per_client
 
     def release(
         self,
         features: ArrayLike,
         directions: ArrayLike | None = None,
         *,
-        rng: np.random.Generator,
+        rng: np.random.Generator | NoiseSource,
     ) -> FloatArray:
         """Privatise rows, each with its own phases and noise.
 
@@ -118,9 +127,10 @@ class Mechanism:
             Private rows (joint records under ``ReplaceRecord``).
         directions : array_like of shape (d, m), optional
             The round's public orthonormal directions; may be left out for m = 0.
-        rng : numpy.random.Generator
-            Source of phases and noise. It must not be known to anybody who sees
-            the release: whoever knows it can subtract the noise.
+        rng : numpy.random.Generator or NoiseSource
+            Source of phases and noise: a generator in a simulation,
+            ``DeviceNoise()`` on a device. A generator's state must not be known to
+            anybody who sees the release: whoever knows it can subtract the noise.
 
         Returns
         -------
@@ -132,7 +142,8 @@ class Mechanism:
         InvalidDataError
             If the features are not a finite matrix.
         InvalidParameterError
-            If the directions are not orthonormal within 1e-9, or more than d.
+            If the directions are not orthonormal within 1e-9, or more than d, or
+            rounding errors are out of proportion (with ``DeviceNoise`` only).
         """
         rows = check_matrix("features", features)
         d, m = rows.shape[1], self.modulation.num_directions
@@ -145,12 +156,45 @@ class Mechanism:
         frame = check_directions(
             np.zeros((d, 0)) if directions is None else directions, num_features=d, num_directions=m
         )
-        clipped = clip_rows(rows, self.guarantee.relation.clip_radius)
+        source = as_noise_source(rng)
+        radius, noise_std = self.guarantee.relation.clip_radius, self.noise_std
+        if source.real_arithmetic:
+            separation = self.guarantee.relation.separation
+            radius = DISTANCE_CLIP * separation if radius is None else radius
+            noise_std *= 1.0 + rounding_inflation(
+                self.modulation,
+                self.sensitivity,
+                num_features=d,
+                separation=separation,
+                clip_radius=radius,
+            )
+        clipped = clip_rows(rows, radius)
         with np.errstate(over="ignore", invalid="ignore"):  # the check below says it better
-            released = self.modulation.apply(clipped, frame, rng=rng)
-        if not np.isfinite(released).all():
+            mapped = self.modulation.apply(clipped, frame, rng=source)
+        if not np.isfinite(mapped).all():
             raise InvalidDataError("features must be small enough to modulate without overflow; rescale them")
-        noise = rng.standard_normal(released.shape)
-        noise *= self.noise_std
-        released += noise
-        return released
+        return source.add_gaussian(mapped, noise_std)
+
+    def describe(self, noise_source: NoiseSource | None = None) -> str:
+        """What this mechanism hides and what it does not, in words for a non-expert.
+
+        Parameters
+        ----------
+        noise_source : NoiseSource, optional
+            Adds which noise is used and for which arithmetic the guarantee holds.
+
+        Notes
+        -----
+        Under classical accounting with ε > 1 it states the larger ε that really holds.
+        """
+        guarantee, accounting = self.guarantee, self.accounting
+        if accounting == "classical" and guarantee.epsilon > 1:
+            multiplier = self.noise_std / self.l2_sensitivity / math.sqrt(self._num_compositions)
+            guarantee = replace(guarantee, epsilon=gaussian_epsilon(guarantee.delta, multiplier))
+            accounting = "exact"
+        text = guarantee.describe(
+            num_releases=self.num_releases, accounting=accounting, noise_source=noise_source
+        )
+        if self.sensitivity == "marginal" and not self.modulation.is_plain:
+            text += " It relies on the modulation's phases staying secret."
+        return text

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from ._typing import FloatArray, Sensitivity
 from ._validate import check_choice, check_int, check_real
 from .errors import InvalidParameterError
+from .noise import NoiseSource
 
 __all__ = ["Modulation", "check_directions", "draw_directions"]
 
@@ -109,7 +110,9 @@ class Modulation:
             return self.contraction
         return self.contraction + self.amplitude * self.frequency / math.sqrt(self.num_directions)
 
-    def apply(self, features: FloatArray, directions: FloatArray, *, rng: np.random.Generator) -> FloatArray:
+    def apply(
+        self, features: FloatArray, directions: FloatArray, *, rng: np.random.Generator | NoiseSource
+    ) -> FloatArray:
         """Evaluate the noise-free map with fresh phases (the first two terms of Eq. 1).
 
         Parameters
@@ -118,7 +121,7 @@ class Modulation:
             Private rows.
         directions : ndarray of shape (d, m)
             Orthonormal columns, already checked.
-        rng : numpy.random.Generator
+        rng : numpy.random.Generator or NoiseSource
             Source of the phases; advanced only if the modulation is not plain.
 
         Returns

@@ -6,7 +6,7 @@ Everything here is analysis: nothing is sampled. Calibration rounds towards priv
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -16,6 +16,7 @@ from scipy.special import log_ndtr
 from ._typing import Accounting, FloatArray, Unit
 from ._validate import check_choice, check_int, check_real
 from .errors import InvalidParameterError
+from .noise import NoiseSource
 
 __all__ = [
     "Distance",
@@ -25,6 +26,7 @@ __all__ = [
     "ReplaceRecord",
     "calibrate_noise_multiplier",
     "gaussian_delta",
+    "gaussian_epsilon",
     "zcdp_rho",
 ]
 
@@ -229,6 +231,93 @@ class Guarantee:
             f"unit {self.unit}{rows}, {labels}"
         )
 
+    def describe(
+        self,
+        *,
+        num_releases: int = 1,
+        accounting: Accounting = "exact",
+        noise_source: NoiseSource | None = None,
+    ) -> str:
+        """One paragraph for a non-expert: what is hidden, from whom, how well, and what is not.
+
+        Parameters
+        ----------
+        num_releases : int, default 1
+            T, the number of releases that share this guarantee.
+        accounting : {"exact", "zcdp", "classical"}, default "exact"
+            How the noise is calibrated.
+        noise_source : NoiseSource, optional
+            Adds which noise is used and for which arithmetic the guarantee holds.
+
+        Returns
+        -------
+        str
+
+        Raises
+        ------
+        InvalidParameterError
+            If an argument is out of range.
+        """
+        from ._words import describe_guarantee  # it needs this module
+
+        return describe_guarantee(self, num_releases, accounting, noise_source)
+
+    def convert(self, relation: Relation, *, accounting: Accounting = "exact") -> Guarantee:
+        """What this guarantee implies under another relation, at the same δ and unit.
+
+        Parameters
+        ----------
+        relation : Distance, Replace or ReplaceRecord
+            The relation to state the guarantee under, in the same units.
+        accounting : {"exact", "zcdp", "classical"}, default "exact"
+            How the noise behind this guarantee was calibrated.
+
+        Returns
+        -------
+        Guarantee
+            The smallest ε, by exact accounting, rounded up.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the guarantee says nothing about `relation`: labels that travel in the
+            clear cannot become hidden, nor joint records change their label scale.
+
+        Notes
+        -----
+        Holds for the Gaussian mechanisms of this package, not for any mechanism with
+        this (ε, δ). All releases together are μ-GDP with μ = 1/(noise multiplier), and μ is
+        proportional to the distance of the two rows before the map (Dong, Roth and Su 2019,
+        arXiv:1905.02383, Theorem 2.7). Rows clipped to R are never farther apart than 2R.
+
+        Examples
+        --------
+        >>> paper = Guarantee(2.0, 1e-5, Distance(1.0))
+        >>> print(paper.convert(Replace(3.0)))
+        (ε=16.7425, δ=1e-05)-DP, relation replace(3), unit row, labels public
+        """
+        if not isinstance(relation, Relation):
+            raise InvalidParameterError(
+                f"relation must be Distance, Replace or ReplaceRecord, got {type(relation).__name__}"
+            )
+        mine = self.relation
+        if isinstance(relation, ReplaceRecord):
+            if not isinstance(mine, ReplaceRecord):
+                raise InvalidParameterError(
+                    f"relation must leave labels public, got {relation}: under {mine} labels "
+                    "travel in the clear, and no ε hides them"
+                )
+            if relation.label_scale != mine.label_scale:
+                raise InvalidParameterError(
+                    f"label_scale must be {mine.label_scale:g} as in {mine}, got {relation.label_scale:g}"
+                )
+        separation = relation.separation
+        if mine.clip_radius is not None:
+            separation = min(separation, 2.0 * mine.clip_radius)
+        multiplier = calibrate_noise_multiplier(self.epsilon, self.delta, accounting=accounting)
+        epsilon = gaussian_epsilon(self.delta, multiplier * mine.separation / separation)
+        return replace(self, relation=relation, epsilon=max(epsilon, _SLACK))
+
 
 def gaussian_delta(epsilon: float, noise_multiplier: float) -> float:
     """Exact δ(ε) of one Gaussian release between its worst neighbours.
@@ -261,6 +350,49 @@ def gaussian_delta(epsilon: float, noise_multiplier: float) -> float:
     return math.exp(_gaussian_log_delta(epsilon, noise_multiplier))
 
 
+def gaussian_epsilon(delta: float, noise_multiplier: float) -> float:
+    """Exact ε(δ) of one Gaussian release between its worst neighbours.
+
+    Parameters
+    ----------
+    delta : float
+        δ in (0, 1).
+    noise_multiplier : float
+        σ/Δ > 0; for T releases of the same row, σ/(√T Δ).
+
+    Returns
+    -------
+    float
+        The smallest ε ≥ 0 for which the release is (ε, δ)-DP, rounded up.
+
+    References
+    ----------
+    Balle and Wang (2018), arXiv:1805.06530, Theorem 8.
+
+    Examples
+    --------
+    >>> round(gaussian_epsilon(1e-5, 1.0), 4)
+    4.3772
+    """
+    check_real("delta", delta, low=0, high=1, low_open=True, high_open=True)
+    check_real("noise_multiplier", noise_multiplier, low=0, low_open=True)
+    from scipy.optimize import brentq
+
+    target = math.log(delta)
+
+    def excess(epsilon: float) -> float:
+        return max(_gaussian_log_delta(epsilon, noise_multiplier) - target, -1e3)
+
+    if excess(0.0) <= 0:
+        return 0.0
+    rho = 0.5 / noise_multiplier**2
+    high = rho + 2.0 * math.sqrt(-rho * target)  # Bun and Steinke 2016, Proposition 1.3: never too small
+    epsilon = float(brentq(excess, 0.0, high * (1.0 + _SLACK)))
+    while excess(epsilon) > 0:
+        epsilon *= 1.0 + _SLACK
+    return epsilon
+
+
 def _gaussian_log_delta(epsilon: float, noise_multiplier: float) -> float:
     # Logarithms throughout: e^ε overflows and both tails underflow long before δ does.
     half = 0.5 / noise_multiplier
@@ -272,7 +404,7 @@ def _gaussian_log_delta(epsilon: float, noise_multiplier: float) -> float:
     # For tiny ε the two terms nearly cancel: widen their gap by what rounding may have taken from it.
     rounding = 8.0 * np.finfo(np.float64).eps * (1.0 + epsilon + abs(upper) + abs(tail))
     gap = max(upper - (epsilon + tail), 0.0) + rounding
-    return upper + math.log(-math.expm1(-gap))
+    return min(upper + math.log(-math.expm1(-gap)) + rounding, 0.0)
 
 
 def zcdp_rho(epsilon: float, delta: float) -> float:
