@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .report import comparison_markdown, comparison_tables, plot_comparison
-from .settings import CONF_DIR, read_engine, read_grid, register
+from .settings import CONF_DIR, exit_on_error, read_engine, read_grid, register
 from .study import Record, append_record, run_study
 
 register()
@@ -25,6 +25,11 @@ register()
 @hydra.main(version_base="1.3", config_path=CONF_DIR, config_name="config")
 def main(config: DictConfig) -> None:
     """Run the grid and report it."""
+    with exit_on_error():
+        _compare(config)
+
+
+def _compare(config: DictConfig) -> None:
     hydra_config = HydraConfig.get()
     output = Path(hydra_config.runtime.output_dir)
     cells = read_grid(config, list(hydra_config.overrides.task))

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from .report import records_table
-from .settings import CONF_DIR, read_cell, read_engine, register
+from .settings import CONF_DIR, exit_on_error, read_cell, read_engine, register
 from .study import append_record, run_study
 
 register()
@@ -24,9 +24,10 @@ register()
 def main(config: DictConfig) -> None:
     """Run the configured cell."""
     path = Path(HydraConfig.get().runtime.output_dir) / "records.jsonl"
-    (record,) = run_study(
-        [read_cell(config)], read_engine(config), on_record=lambda record: append_record(path, record)
-    )
+    with exit_on_error():
+        (record,) = run_study(
+            [read_cell(config)], read_engine(config), on_record=lambda record: append_record(path, record)
+        )
     console = Console()
     console.print(records_table([record]))
     console.print(f"record: {path}")

@@ -19,6 +19,7 @@ from flwr_modulated import (
     Distance,
     Guarantee,
     InvalidParameterError,
+    ModulatedError,
     Modulation,
     Policy,
     Replace,
