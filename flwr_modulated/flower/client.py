@@ -13,7 +13,17 @@ from numpy.typing import ArrayLike
 from .._validate import check_matrix, check_vector
 from ..errors import InvalidDataError, ModulatedError, RequestRefusedError
 from ..policy import Policy
-from .records import FIT_ARRAYS, FIT_CONFIG, FitResult, Reply, Request
+from .records import (
+    FIT_ARRAYS,
+    FIT_CONFIG,
+    FitResult,
+    MomentsReply,
+    Reply,
+    Request,
+    RowsReply,
+    reply_to_fit_result,
+    reply_to_recorddict,
+)
 
 __all__ = ["ModulatedClient"]
 
@@ -86,14 +96,15 @@ class ModulatedClient(NumPyClient):
         Returns
         -------
         arrays, num_examples, metrics
-            As :meth:`Reply.to_fit_result` builds them.
+            Released rows, labels and noise standard deviation, or their sums; the
+            number of rows; protocol version, round and payload.
 
         Raises
         ------
         RequestRefusedError
             If the request or the data cannot be used; the text holds no data.
         """
-        return self._answer(parameters, config).to_fit_result()
+        return reply_to_fit_result(self._answer(parameters, config))
 
     def train(self, message: Message) -> Message:
         """Answer a request in a Message-API app's ``@app.train()`` handler.
@@ -122,7 +133,7 @@ class ModulatedClient(NumPyClient):
                 "send it with ModulatedStrategy"
             )
         reply = self._answer(arrays.to_numpy_ndarrays(), dict(config))
-        return Message(reply.to_recorddict(), reply_to=message)
+        return Message(reply_to_recorddict(reply), reply_to=message)
 
     def _answer(self, arrays: list[Any], config: dict[str, Any]) -> Reply:
         """Release the rows, letting no exception out that might hold data."""
@@ -151,9 +162,10 @@ class ModulatedClient(NumPyClient):
                 f"the study releases {request.num_columns} column(s), this device has {records.shape[1]}"
             )
         rng = np.random.default_rng() if self._rng is None else self._rng(request.server_round)
-        return Reply(
+        rows = RowsReply(
             server_round=request.server_round,
             released=mechanism.release(records, request.directions, rng=rng),
             labels=None if relation.hides_labels else labels,
             noise_std=np.array([mechanism.noise_std]),
         )
+        return rows if request.payload == "rows" else MomentsReply(request.server_round, rows.moments())

@@ -4,7 +4,8 @@ Both directions use Flower's compatibility records, so one wire format serves a
 ``NumPyClient`` behind ``ClientApp(client_fn)`` and an ``@app.train()`` handler.
 
 A request holds public round parameters only. A reply holds released rows, labels
-where the device gives them, and the standard deviation of each row's noise.
+where the device gives them, and the standard deviation of each row's noise; or the
+sums of these over the rows of a node that hosts many clients.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -22,13 +23,24 @@ from ..errors import ProtocolError
 from ..modulation import Modulation, check_directions
 from ..moments import Moments
 
-__all__ = ["PROTOCOL_VERSION", "Reply", "Request"]
+__all__ = [
+    "PROTOCOL_VERSION",
+    "MomentsReply",
+    "Reply",
+    "Request",
+    "RowsReply",
+    "parse_reply",
+    "reply_to_fit_result",
+    "reply_to_recorddict",
+]
 
 PROTOCOL_VERSION = 1
 
 FIT_ARRAYS, FIT_CONFIG = "fitins.parameters", "fitins.config"
 REPLY_ARRAYS, REPLY_COUNT = "fitres.parameters", "fitres.num_examples"
 REPLY_METRICS, REPLY_STATUS = "fitres.metrics", "fitres.status"
+
+Payload: TypeAlias = Literal["rows", "moments"]
 
 # What NumPyClient.fit returns.
 FitResult: TypeAlias = tuple[list[np.ndarray], int, dict[str, Any]]
@@ -49,12 +61,15 @@ class Request:
     study : str
         Name of the study, so that a device can tell requests of one study from
         those of another.
+    payload : {"rows", "moments"}
+        Whether to answer with released rows or with their sums.
     """
 
     server_round: int
     modulation: Modulation
     directions: FloatArray
     study: str = ""
+    payload: Payload = "rows"
 
     @property
     def num_columns(self) -> int:
@@ -69,6 +84,7 @@ class Request:
                 "protocol-version": PROTOCOL_VERSION,
                 "server-round": self.server_round,
                 "study": self.study,
+                "payload": self.payload,
                 "num-columns": self.num_columns,
                 "alpha": float(self.modulation.alpha),
                 "amplitude": float(self.modulation.amplitude),
@@ -100,12 +116,15 @@ class Request:
         server_round = _entry(config, "server-round", int)
         columns = _entry(config, "num-columns", int)
         study = _entry(config, "study", str)
+        payload = _entry(config, "payload", str)
         modulation = Modulation(
             alpha=_entry(config, "alpha", float),
             amplitude=_entry(config, "amplitude", float),
             frequency=_entry(config, "frequency", float),
             num_directions=_entry(config, "num-directions", int),
         )
+        if payload not in get_args(Payload):
+            raise ProtocolError(f"payload must be one of {', '.join(get_args(Payload))}")
         if server_round < 1 or columns < 1:
             raise ProtocolError("server-round and num-columns must be at least 1")
         if len(arrays) != 1:
@@ -113,11 +132,11 @@ class Request:
         directions = check_directions(
             arrays[0], num_features=columns, num_directions=modulation.num_directions
         )
-        return cls(server_round=server_round, modulation=modulation, directions=directions, study=study)
+        return cls(server_round, modulation, directions, study=study, payload=payload)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reply:
+class RowsReply:
     """Released rows, from a device to the server.
 
     Attributes
@@ -137,16 +156,12 @@ class Reply:
     labels: FloatArray | None
     noise_std: FloatArray
 
+    payload: ClassVar[Payload] = "rows"
+
     @property
     def num_samples(self) -> int:
         """Number of released rows n."""
         return int(self.released.shape[0])
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the arrays in bytes."""
-        labels = 0 if self.labels is None else self.labels.nbytes
-        return self.released.nbytes + labels + self.noise_std.nbytes
 
     @property
     def sort_key(self) -> tuple[float, ...]:
@@ -157,60 +172,16 @@ class Reply:
         """Sum the rows."""
         return Moments.from_rows(self.released, self.labels, noise_std=self.noise_std)
 
-    def to_fit_result(self) -> FitResult:
-        """What a ``NumPyClient`` returns from ``fit``."""
-        labels = np.zeros(0) if self.labels is None else self.labels
-        metrics = {"protocol-version": PROTOCOL_VERSION, "server-round": self.server_round}
-        return [self.released, labels, self.noise_std], self.num_samples, metrics
-
-    def to_recorddict(self) -> RecordDict:
-        """Content of a Flower reply, as the compatibility layer would build it."""
-        arrays, count, metrics = self.to_fit_result()
-        return RecordDict(
-            {
-                REPLY_ARRAYS: ArrayRecord(arrays),
-                REPLY_COUNT: MetricRecord({"num_examples": count}),
-                REPLY_METRICS: ConfigRecord(metrics),
-                REPLY_STATUS: ConfigRecord({"code": 0, "message": "Success"}),
-            }
-        )
+    def to_arrays(self) -> list[FloatArray]:
+        """Arrays as they travel."""
+        return [self.released, np.zeros(0) if self.labels is None else self.labels, self.noise_std]
 
     @classmethod
-    def parse(cls, content: RecordDict, *, request: Request, joint: bool = False) -> Reply:
-        """Read and check a reply on the server.
-
-        Parameters
-        ----------
-        content : RecordDict
-            The reply's content.
-        request : Request
-            What was asked; round and width must fit.
-        joint : bool, default False
-            Whether labels are inside the released rows (``ReplaceRecord``).
-
-        Raises
-        ------
-        ProtocolError
-            If the reply does not fit; the message says how, never a value.
-        """
-        status = content.config_records.get(REPLY_STATUS)
-        if status is not None and status.get("code", 0) != 0:
-            raise ProtocolError("the device reported a failure status")
-        metrics = content.config_records.get(REPLY_METRICS)
-        arrays = content.array_records.get(REPLY_ARRAYS)
-        if metrics is None or arrays is None:
-            raise ProtocolError("records missing")
-        _check_version(metrics)
-        if _entry(metrics, "server-round", int) != request.server_round:
-            raise ProtocolError("wrong round")
+    def from_arrays(cls, arrays: Sequence[FloatArray], *, request: Request, joint: bool) -> RowsReply:
+        """Check shapes and signs of arrays that are known to be finite."""
         if len(arrays) != 3:
             raise ProtocolError("wrong number of arrays")
-        try:
-            released, labels, noise_std = (
-                np.asarray(array, dtype=np.float64) for array in arrays.to_numpy_ndarrays()
-            )
-        except Exception:
-            raise ProtocolError("arrays cannot be read") from None
+        released, labels, noise_std = arrays
         rows = released.shape[0] if released.ndim == 2 else 0
         if rows < 1 or released.shape != (rows, request.num_columns):
             raise ProtocolError("wrong shape of released rows")
@@ -218,16 +189,144 @@ class Reply:
             raise ProtocolError("wrong shape of labels")
         if noise_std.shape not in ((1,), (rows,)):
             raise ProtocolError("wrong shape of noise_std")
-        if not all(np.isfinite(array).all() for array in (released, labels, noise_std)):
-            raise ProtocolError("non-finite values")
         if (noise_std < 0).any():
             raise ProtocolError("negative noise_std")
-        return cls(
-            server_round=request.server_round,
-            released=released,
-            labels=None if joint else labels,
-            noise_std=noise_std,
+        return cls(request.server_round, released, None if joint else labels, noise_std)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MomentsReply:
+    """Sums over released rows, from a node that hosts many clients to the server.
+
+    Attributes
+    ----------
+    server_round : int
+        The round that is answered.
+    sums : Moments
+        Of the node's released rows.
+    """
+
+    server_round: int
+    sums: Moments
+
+    payload: ClassVar[Payload] = "moments"
+
+    @property
+    def num_samples(self) -> int:
+        """Number of released rows that were summed."""
+        return self.sums.num_samples
+
+    @property
+    def sort_key(self) -> tuple[float, ...]:
+        """Key that orders replies by content: node ids and arrival differ from run to run."""
+        return tuple(self.sums.total)
+
+    def moments(self) -> Moments:
+        """The sums."""
+        return self.sums
+
+    def to_arrays(self) -> list[FloatArray]:
+        """Arrays as they travel."""
+        sums = self.sums
+        scalars = [sums.num_samples, sums.label_sum, sums.label_square_sum, sums.noise_variance_sum]
+        return [sums.gram, sums.cross, sums.total, np.array(scalars, dtype=np.float64)]
+
+    @classmethod
+    def from_arrays(cls, arrays: Sequence[FloatArray], *, request: Request, joint: bool) -> MomentsReply:
+        """Check shapes and signs of arrays that are known to be finite."""
+        if len(arrays) != 4:
+            raise ProtocolError("wrong number of arrays")
+        gram, cross, total, scalars = arrays
+        d = request.num_columns
+        if gram.shape != (d, d) or cross.shape != (d,) or total.shape != (d,) or scalars.shape != (4,):
+            raise ProtocolError("wrong shape of moments")
+        count, label_sum, label_square_sum, noise_variance_sum = scalars.tolist()
+        if count < 1 or count != int(count):
+            raise ProtocolError("number of samples must be a whole number, at least 1")
+        if noise_variance_sum < 0 or label_square_sum < 0 or (np.diag(gram) < 0).any():
+            raise ProtocolError("negative sum of squares")
+        if joint and (label_sum or label_square_sum or cross.any()):
+            raise ProtocolError("labels beside joint records")
+        sums = Moments(
+            num_samples=int(count),
+            gram=0.5 * (gram + gram.T),
+            cross=cross,
+            total=total,
+            label_sum=label_sum,
+            label_square_sum=label_square_sum,
+            noise_variance_sum=noise_variance_sum,
         )
+        return cls(request.server_round, sums)
+
+
+Reply: TypeAlias = RowsReply | MomentsReply
+
+_REPLIES: dict[str, type[RowsReply] | type[MomentsReply]] = {"rows": RowsReply, "moments": MomentsReply}
+
+
+def reply_to_fit_result(reply: Reply) -> FitResult:
+    """What a ``NumPyClient`` returns from ``fit``: arrays, number of samples, metrics."""
+    metrics = {
+        "protocol-version": PROTOCOL_VERSION,
+        "server-round": reply.server_round,
+        "payload": reply.payload,
+    }
+    return reply.to_arrays(), reply.num_samples, metrics
+
+
+def reply_to_recorddict(reply: Reply) -> RecordDict:
+    """Content of a Flower reply, as the compatibility layer would build it."""
+    arrays, count, metrics = reply_to_fit_result(reply)
+    return RecordDict(
+        {
+            REPLY_ARRAYS: ArrayRecord(arrays),
+            REPLY_COUNT: MetricRecord({"num_examples": count}),
+            REPLY_METRICS: ConfigRecord(metrics),
+            REPLY_STATUS: ConfigRecord({"code": 0, "message": "Success"}),
+        }
+    )
+
+
+def parse_reply(content: RecordDict, *, request: Request, joint: bool = False) -> Reply:
+    """Read and check a reply on the server.
+
+    Parameters
+    ----------
+    content : RecordDict
+        The reply's content.
+    request : Request
+        What was asked; round, payload and width must fit.
+    joint : bool, default False
+        Whether labels are inside the released rows (``ReplaceRecord``).
+
+    Returns
+    -------
+    RowsReply or MomentsReply
+
+    Raises
+    ------
+    ProtocolError
+        If the reply does not fit; the message says how, never a value.
+    """
+    status = content.config_records.get(REPLY_STATUS)
+    if status is not None and status.get("code", 0) != 0:
+        raise ProtocolError("the device reported a failure status")
+    metrics = content.config_records.get(REPLY_METRICS)
+    record = content.array_records.get(REPLY_ARRAYS)
+    if metrics is None or record is None:
+        raise ProtocolError("records missing")
+    _check_version(metrics)
+    if _entry(metrics, "server-round", int) != request.server_round:
+        raise ProtocolError("wrong round")
+    if _entry(metrics, "payload", str) != request.payload:
+        raise ProtocolError("wrong payload")
+    try:
+        arrays = [np.asarray(array, dtype=np.float64) for array in record.to_numpy_ndarrays()]
+    except Exception:
+        raise ProtocolError("arrays cannot be read") from None
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise ProtocolError("non-finite values")
+    return _REPLIES[request.payload].from_arrays(arrays, request=request, joint=joint)
 
 
 def _check_version(config: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from ..errors import InsufficientRepliesError, InvalidParameterError, ProtocolEr
 from ..estimators import Auto, Estimator, GradientDescent
 from ..modulation import Modulation, draw_directions
 from ..moments import DebiasedMoments, Moments
-from .records import Reply, Request
+from .records import Payload, Reply, Request, parse_reply
 
 __all__ = ["ModulatedStrategy"]
 
@@ -45,6 +45,9 @@ class ModulatedStrategy(Strategy):
         ``"iterative"``: every round asks for fresh releases; with
         :class:`GradientDescent` each is one gradient step, with another estimator
         the coefficients come from the round's moments.
+    payload : {"rows", "moments"}, default "rows"
+        Whether nodes answer with released rows or with their sums. Sums suffice
+        for the coefficients; with one row a node they save nothing.
     pool : bool, default False
         In iterative mode, average the moments of all rounds so far instead of
         using the last round's alone.
@@ -93,6 +96,7 @@ class ModulatedStrategy(Strategy):
         *,
         modulation: Modulation | None = None,
         mode: Mode = "one-shot",
+        payload: Payload = "rows",
         pool: bool = False,
         label_scale: float | None = None,
         fraction_train: float = 1.0,
@@ -105,6 +109,7 @@ class ModulatedStrategy(Strategy):
         rng: np.random.Generator | None = None,
     ) -> None:
         check_choice("mode", mode, Mode)
+        check_choice("payload", payload, Payload)
         if pool and mode == "one-shot":
             raise InvalidParameterError("pool must be False in mode='one-shot', which pools by itself")
         if label_scale is not None:
@@ -122,6 +127,7 @@ class ModulatedStrategy(Strategy):
             )
         self.modulation = Modulation() if modulation is None else modulation
         self.mode = mode
+        self.payload = payload
         self.pool = pool
         self.label_scale = label_scale
         self.fraction_train = check_real("fraction_train", fraction_train, low=0, high=1, low_open=True)
@@ -238,7 +244,7 @@ class ModulatedStrategy(Strategy):
         if self.mode == "iterative":
             self._replies = {}
         self._replies.update(valid)
-        self.bytes_received += sum(reply.num_bytes for reply in valid.values())
+        self.bytes_received += sum(array.nbytes for reply in valid.values() for array in reply.to_arrays())
         if len(self._replies) < self.min_replies:
             raise InsufficientRepliesError(self._too_few(server_round, refused))
         debiased = self._debias(request)
@@ -307,9 +313,7 @@ class ModulatedStrategy(Strategy):
                 orthogonal_to=self._released_direction(),
                 rng=self._rng,
             )
-        return Request(
-            server_round=server_round, modulation=self.modulation, directions=directions, study=self.study
-        )
+        return Request(server_round, self.modulation, directions, study=self.study, payload=self.payload)
 
     def _released_direction(self) -> FloatArray:
         """Coefficients as they act on a released row: of x, or of (x, y / label_scale)."""
@@ -334,7 +338,7 @@ class ModulatedStrategy(Strategy):
                 refused["second reply of a node"] += 1
             else:
                 try:
-                    valid[node] = Reply.parse(
+                    valid[node] = parse_reply(
                         message.content, request=request, joint=self.label_scale is not None
                     )
                 except ProtocolError as error:
