@@ -1,0 +1,382 @@
+"""Released rows and moments as independent units, each with its own unbiased second moment.
+
+What inference and evaluation need of a release is linear in one symmetric matrix per unit,
+W = Σ u uᵀ of u = (x, 1, y), estimated without bias from what the unit released (Eq. 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ._typing import FloatArray
+from ._validate import check_matrix, check_real, check_vector
+from .errors import InvalidDataError, InvalidParameterError
+from .modulation import Modulation
+from .moments import DebiasedMoments, Moments, modulation_offset
+
+__all__ = ["Group", "Sample"]
+
+_Ids: TypeAlias = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Moments of one node, with the public map that its rows went through.
+
+    Parameters
+    ----------
+    moments : Moments
+        Sums over the released rows.
+    modulation : Modulation, optional
+        The public map; default plain.
+    directions : array_like of shape (d, m), optional
+        Its directions. Rounds may differ in them: give each its own groups.
+    unit : str or int, optional
+        Who released. Groups of the same unit count as one, as they must if a node
+        releases the same rows in several rounds. By default every group is a unit.
+    """
+
+    moments: Moments
+    modulation: Modulation | None = None
+    directions: ArrayLike | None = None
+    unit: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """W_i = u_i u_iᵀ − offset − v_i·diag(noise), stored in O(n q)."""
+
+    vectors: FloatArray  # (n, q)
+    offset: FloatArray  # (q, q)
+    noise: FloatArray  # (q,): how noise of unit variance enters the diagonal
+    variances: FloatArray  # (n,): σ_i²/(1−α)²
+    modulation_square: float  # λ²/(1−α)²
+    ids: _Ids | None
+
+    @property
+    def tallies(self) -> FloatArray:
+        n = len(self.vectors)
+        return np.column_stack([np.ones(n), self.variances, np.full(n, self.modulation_square)])
+
+    def products(self, vector: FloatArray) -> FloatArray:
+        result = self.vectors * (self.vectors @ vector)[:, None]
+        result -= self.offset @ vector
+        result -= self.variances[:, None] * (self.noise * vector)
+        return result
+
+    def total(self, keep: NDArray[np.bool_]) -> FloatArray:
+        chosen = self.vectors[keep]
+        gram = chosen.T @ chosen - len(chosen) * self.offset
+        return np.asarray(gram - np.diag(self.variances[keep].sum() * self.noise))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Groups:
+    """W_g of whole nodes."""
+
+    matrices: FloatArray  # (G, q, q)
+    tallies: FloatArray  # (G, 3): rows, and over these Σ σ²/(1−α)² and Σ λ²/(1−α)²
+    ids: _Ids | None
+
+    def products(self, vector: FloatArray) -> FloatArray:
+        return np.asarray(self.matrices @ vector)
+
+    def total(self, keep: NDArray[np.bool_]) -> FloatArray:
+        return np.asarray(self.matrices[keep].sum(axis=0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """Everything released in a study, by independent units (rows, or nodes).
+
+    Build it with :meth:`from_rows` or :meth:`from_moments`; ``a + b`` puts two
+    together, so rounds may use different maps and nodes may send rows or moments.
+
+    Attributes
+    ----------
+    num_features : int
+        Number of features d, without the label of joint records.
+    num_units : int
+        Number of units that are independent of each other.
+    counts : ndarray of shape (num_units,)
+        Released rows of each unit.
+    grouped : bool
+        Whether units stand for more than single rows, so that intervals must allow
+        for their number.
+    """
+
+    num_features: int
+    _parts: tuple[_Rows | _Groups, ...]
+    grouped: bool = field(init=False)
+    num_units: int = field(init=False)
+    counts: FloatArray = field(init=False)
+    _index: NDArray[np.intp] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        index, num_units = _unit_index(self._parts)
+        object.__setattr__(self, "_index", index)
+        object.__setattr__(self, "num_units", num_units)
+        grouped = index is not None or any(isinstance(part, _Groups) for part in self._parts)
+        object.__setattr__(self, "grouped", grouped)
+        counts = self._by_unit(np.concatenate([part.tallies[:, 0] for part in self._parts]))
+        object.__setattr__(self, "counts", counts)
+
+    @classmethod
+    def from_rows(
+        cls,
+        released: ArrayLike,
+        labels: ArrayLike | None,
+        *,
+        noise_std: ArrayLike,
+        modulation: Modulation | None = None,
+        directions: ArrayLike | None = None,
+        joint_label_scale: float | None = None,
+        units: Sequence[str | int] | None = None,
+    ) -> Self:
+        """Take each released row as a unit.
+
+        Parameters
+        ----------
+        released : array_like of shape (n, d), or (n, d + 1) for joint records
+            Released rows g̃.
+        labels : array_like of shape (n,) or None
+            Labels y; None for joint records.
+        noise_std : float or array_like of shape (n,)
+            Standard deviation σ of each row's noise, in units of the released rows.
+        modulation : Modulation, optional
+            The public map; default plain.
+        directions : array_like, optional
+            Its directions, of shape (columns of `released`, m).
+        joint_label_scale : float, optional
+            The s_y > 0 of joint records (x, y / s_y) (``ReplaceRecord``), in label
+            units; with it `labels` must be None.
+        units : sequence of str or int of length n, optional
+            Who released each row. Rows of the same unit count as one: give it if a
+            client has several rows, or releases a row more than once.
+
+        Returns
+        -------
+        Sample
+
+        Raises
+        ------
+        InvalidDataError
+            If a shape does not fit or a value is not finite.
+        InvalidParameterError
+            If a noise standard deviation is negative, the directions do not fit the
+            modulation, or labels and `joint_label_scale` contradict each other.
+        """
+        rows = check_matrix("released", released)
+        n, columns = rows.shape
+        modulation = Modulation() if modulation is None else modulation
+        shrink = modulation.contraction
+        offset = modulation_offset(modulation, directions, num_features=columns) / shrink**2
+        variances = np.broadcast_to(_noise_std(noise_std, n) ** 2 / shrink**2, (n,))
+        scaled = rows / shrink
+        if joint_label_scale is None:
+            if labels is None:
+                raise InvalidParameterError(
+                    "labels must be given; for joint records give joint_label_scale instead "
+                    "(the label_scale of ReplaceRecord)"
+                )
+            y = check_vector("labels", labels, length=n)
+            vectors = np.column_stack([scaled, np.ones(n), y])
+            width = np.append(np.ones(columns), 0.0)
+        else:
+            if labels is not None:
+                raise InvalidParameterError(
+                    "labels must be None with joint_label_scale: joint records hold the label"
+                )
+            if columns < 2:
+                raise InvalidDataError("released joint records need at least one feature beside the label")
+            scale = check_real("joint_label_scale", joint_label_scale, low=0, low_open=True)
+            vectors = np.column_stack([scaled[:, :-1], np.ones(n), scale * scaled[:, -1]])
+            width = np.append(np.ones(columns - 1), scale)
+        # Noise and modulation reach every column but the constant, the label's only in joint records.
+        place = np.delete(np.arange(vectors.shape[1]), -2)
+        noise = np.zeros(vectors.shape[1])
+        noise[place] = width**2
+        full_offset = np.zeros((vectors.shape[1],) * 2)
+        padded = np.zeros((len(width),) * 2)
+        padded[:columns, :columns] = offset
+        full_offset[np.ix_(place, place)] = padded * np.outer(width, width)
+        part = _Rows(
+            vectors=vectors,
+            offset=full_offset,
+            noise=noise,
+            variances=variances,
+            modulation_square=(modulation.effective_amplitude / shrink) ** 2,
+            ids=None if units is None else _ids(units, n),
+        )
+        return cls(vectors.shape[1] - 2, (part,))
+
+    @classmethod
+    def from_moments(
+        cls,
+        groups: Iterable[Moments | Group],
+        *,
+        modulation: Modulation | None = None,
+        directions: ArrayLike | None = None,
+        joint_label_scale: float | None = None,
+    ) -> Self:
+        """Take the moments of each node as a unit.
+
+        Parameters
+        ----------
+        groups : iterable of Moments or Group
+            One a node. A :class:`Group` brings its own modulation and directions;
+            those of plain :class:`Moments` are the arguments below.
+        modulation : Modulation, optional
+            The public map; default plain.
+        directions : array_like, optional
+            Its directions.
+        joint_label_scale : float, optional
+            The s_y > 0 of joint records (x, y / s_y) (``ReplaceRecord``).
+
+        Returns
+        -------
+        Sample
+
+        Raises
+        ------
+        InvalidDataError
+            If there is no group, or their numbers of features differ.
+        InvalidParameterError
+            If directions do not fit a modulation.
+        """
+        wrapped = [
+            group if isinstance(group, Group) else Group(group, modulation, directions) for group in groups
+        ]
+        if not wrapped:
+            raise InvalidDataError("groups must hold the moments of at least one node, got none")
+        debiased = [group.moments.debias(group.modulation, group.directions) for group in wrapped]
+        if joint_label_scale is not None:
+            scale = check_real("joint_label_scale", joint_label_scale, low=0, low_open=True)
+            debiased = [DebiasedMoments.from_joint(part, label_scale=scale) for part in debiased]
+        d = debiased[0].num_features
+        if any(part.num_features != d for part in debiased):
+            raise InvalidDataError("groups must all have the same number of features")
+        counts = np.array([part.num_samples for part in debiased], dtype=np.float64)
+        named = [group.unit for group in wrapped]
+        if any(unit is None for unit in named) and any(unit is not None for unit in named):
+            raise InvalidDataError("groups must have a unit each, or none of them; name the others too")
+        part = _Groups(
+            matrices=counts[:, None, None] * np.array([_as_matrix(part) for part in debiased]),
+            tallies=counts[:, None]
+            * np.array([(1.0, part.noise_scale**2, part.modulation_scale**2) for part in debiased]),
+            ids=None if named[0] is None else _ids(named, len(named)),
+        )
+        return cls(d, (part,))
+
+    def __add__(self, other: Self) -> Self:
+        if not isinstance(other, Sample):
+            return NotImplemented
+        if self.num_features != other.num_features:
+            raise InvalidDataError(
+                f"samples must have the same number of features, got {self.num_features} "
+                f"and {other.num_features}"
+            )
+        return type(self)(self.num_features, self._parts + other._parts)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of released rows K."""
+        return round(float(self.counts.sum()))
+
+    @property
+    def effective_units(self) -> float:
+        """Number of equally large units with the same spread of counts, (Σn)² / Σn²."""
+        return float(self.counts.sum() ** 2 / (self.counts @ self.counts))
+
+    def products(self, vector: FloatArray) -> FloatArray:
+        """W_g v of every unit, shape (num_units, d + 2), for v over (x, 1, y)."""
+        return self._by_unit(np.concatenate([part.products(vector) for part in self._parts]))
+
+    def moments(self, keep: NDArray[np.bool_] | None = None) -> DebiasedMoments:
+        """Unbiased moments of all units, or of those that the mask (num_units,) keeps."""
+        mask = np.ones(self.num_units, dtype=bool) if keep is None else keep
+        masks = self._by_part(mask)
+        tally = np.zeros(3)
+        total = np.zeros((self.num_features + 2,) * 2)
+        for part, chosen in zip(self._parts, masks, strict=True):
+            tally += part.tallies[chosen].sum(axis=0)
+            total += part.total(chosen)
+        count = tally[0]
+        if count == 0:
+            raise InvalidDataError("moments need at least one unit, got none")
+        total /= count
+        d = self.num_features
+        return DebiasedMoments(
+            num_samples=round(count),
+            second_moment=0.5 * (total[:d, :d] + total[:d, :d].T),
+            cross_moment=total[:d, d + 1].copy(),
+            feature_mean=total[:d, d].copy(),
+            label_mean=float(total[d, d + 1]),
+            label_square=float(total[d + 1, d + 1]),
+            noise_scale=float(np.sqrt(tally[1] / count)),
+            modulation_scale=float(np.sqrt(tally[2] / count)),
+        )
+
+    def _by_unit(self, values: FloatArray) -> FloatArray:
+        if self._index is None:
+            return values
+        result = np.zeros((self.num_units, *values.shape[1:]))
+        np.add.at(result, self._index, values)
+        return result
+
+    def _by_part(self, mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
+        spread = mask if self._index is None else mask[self._index]
+        ends = np.cumsum([len(part.tallies) for part in self._parts])[:-1]
+        return list(np.split(spread, ends))
+
+
+def _as_matrix(part: DebiasedMoments) -> FloatArray:
+    d = part.num_features
+    matrix = np.empty((d + 2, d + 2))
+    matrix[:d, :d] = part.second_moment
+    matrix[:d, d] = matrix[d, :d] = part.feature_mean
+    matrix[:d, d + 1] = matrix[d + 1, :d] = part.cross_moment
+    matrix[d, d] = 1.0
+    matrix[d, d + 1] = matrix[d + 1, d] = part.label_mean
+    matrix[d + 1, d + 1] = part.label_square
+    return matrix
+
+
+def _noise_std(noise_std: ArrayLike, n: int) -> FloatArray:
+    std = np.asarray(noise_std, dtype=np.float64)
+    if std.shape not in ((), (1,), (n,)):
+        raise InvalidDataError(f"noise_std must be a number or have shape ({n},), got {std.shape}")
+    if not np.isfinite(std).all() or (std < 0).any():
+        raise InvalidParameterError("noise_std must be finite and at least 0")
+    return std
+
+
+def _ids(units: Sequence[Any], n: int) -> _Ids:
+    # As objects: a mixed list of int and str must not turn 1 and "1" into the same unit.
+    array = np.empty(len(units), dtype=object)
+    array[:] = list(units)
+    if len(units) != n:
+        raise InvalidDataError(f"units must have length {n}, got {len(units)}")
+    return array
+
+
+def _unit_index(parts: tuple[_Rows | _Groups, ...]) -> tuple[NDArray[np.intp] | None, int]:
+    """Unit of every row and group, or None where each is its own unit."""
+    total = sum(len(part.tallies) for part in parts)
+    if all(part.ids is None for part in parts):
+        return None, total
+    seen: dict[Any, int] = {}
+    index = np.empty(total, dtype=np.intp)
+    position = 0
+    for part in parts:
+        for offset in range(len(part.tallies)):
+            # Unnamed rows are units of their own: a fresh object equals nothing else.
+            key = object() if part.ids is None else part.ids[offset]
+            index[position] = seen.setdefault(key, len(seen))
+            position += 1
+    return index, len(seen)
