@@ -61,7 +61,7 @@ def all_releases(
     weights = np.prod(np.array(list(product(design.weights, repeat=d))), axis=1)
     # Off the symmetric positions, so that nothing vanishes by accident.
     turns = np.array(list(product(0.1234 + np.arange(design.num_phases) / design.num_phases, repeat=m)))
-    turns = turns.reshape(-1, m) % 1.0
+    turns %= 1.0
     pairs = [np.repeat(noise, len(turns), axis=0), np.tile(turns, (len(noise), 1))]
     rows = np.tile(row, (len(pairs[0]), 1))
     released = mechanism.release(rows, directions, rng=Scripted(pairs[1], pairs[0]))
