@@ -7,6 +7,7 @@
     ├── InvalidDataError (ValueError)             features or labels cannot be used
     ├── ProtocolError (RuntimeError)              a message is not what the protocol says
     ├── RequestRefusedError (RuntimeError)        a device declines, before it spends or sends anything
+    ├── LedgerError (RuntimeError)                a device's record of its spend cannot be used
     └── InsufficientRepliesError (RuntimeError)   too few valid replies to go on
 
 No message of these errors ever holds a feature, a label, a phase, a noise draw or
@@ -19,6 +20,7 @@ __all__ = [
     "InsufficientRepliesError",
     "InvalidDataError",
     "InvalidParameterError",
+    "LedgerError",
     "ModulatedError",
     "ProtocolError",
     "RequestRefusedError",
@@ -43,6 +45,10 @@ class ProtocolError(ModulatedError, RuntimeError):
 
 class RequestRefusedError(ModulatedError, RuntimeError):
     """A device declines a request before any budget is spent."""
+
+
+class LedgerError(ModulatedError, RuntimeError):
+    """A device's ledger cannot be read, written or trusted, so nothing is released."""
 
 
 class InsufficientRepliesError(ModulatedError, RuntimeError):
