@@ -13,15 +13,18 @@ from .errors import (
     InsufficientRepliesError,
     InvalidDataError,
     InvalidParameterError,
+    LedgerError,
     ModulatedError,
     ProtocolError,
     RequestRefusedError,
 )
 from .estimators import Auto, GradientDescent, Ridge, gradient
+from .ledger import Ledger, Release
 from .mechanism import Mechanism
 from .modulation import Modulation, draw_directions
 from .moments import DebiasedMoments, Moments
-from .policy import Policy
+from .noise import DeviceNoise, NoiseSource, NumpyNoise
+from .policy import Columns, Limits, Policy
 from .privacy import Distance, Guarantee, Replace, ReplaceRecord
 
 if TYPE_CHECKING:
@@ -31,21 +34,29 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Auto",
+    "Columns",
     "DebiasedMoments",
+    "DeviceNoise",
     "Distance",
     "GradientDescent",
     "Guarantee",
     "InsufficientRepliesError",
     "InvalidDataError",
     "InvalidParameterError",
+    "Ledger",
+    "LedgerError",
+    "Limits",
     "Mechanism",
     "ModulatedClient",
     "ModulatedError",
     "ModulatedStrategy",
     "Modulation",
     "Moments",
+    "NoiseSource",
+    "NumpyNoise",
     "Policy",
     "ProtocolError",
+    "Release",
     "Replace",
     "ReplaceRecord",
     "RequestRefusedError",

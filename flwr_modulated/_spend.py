@@ -138,10 +138,9 @@ class Summary:
     def __str__(self) -> str:
         if not self.spends:
             return "This device has released nothing yet, so it has spent nothing."
-        share = self.spent / self.budget
         lines = [
             f"This device has paid for {count(len(self.spends), 'release')}: "
-            f"{share:.1%} of its budget. All of them together are "
+            f"{self.spent / self.budget:.1%} of its budget. All of them together are "
             f"(ε={self.epsilon_spent:.4g}, δ={self.delta:g})-differentially private, by exact accounting.",
             f"Left: {count(self.num_left, 'release')} under the present policy. Repeated requests are free.",
             f"Policy: {self.policy}",

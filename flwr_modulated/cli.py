@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -19,9 +21,21 @@ app = typer.Typer(
 )
 
 
+ledger_app = typer.Typer(help="A device's record of what it has spent.", no_args_is_help=True)
+app.add_typer(ledger_app, name="ledger")
+
+
 @app.callback()
 def _root() -> None:
     """Keep sub-commands even while there is only one."""
+
+
+@ledger_app.command("show")
+def show_ledger(path: Annotated[Path, typer.Argument(help="The device's ledger file.")]) -> None:
+    """Say what a device has spent, on what, and what is left."""
+    from .ledger import Ledger
+
+    typer.echo(str(Ledger(path).summary()))
 
 
 def main() -> None:
