@@ -297,6 +297,10 @@ class Sample:
         """W_g v of every unit, shape (num_units, d + 2), for v over (x, 1, y)."""
         return self._by_unit(np.concatenate([part.products(vector) for part in self._parts]))
 
+    def quadratic(self, vector: FloatArray) -> FloatArray:
+        """vᵀW_g v of every unit, shape (num_units,), for v over (x, 1, y)."""
+        return self.products(vector) @ vector
+
     def moments(self, keep: NDArray[np.bool_] | None = None) -> DebiasedMoments:
         """Unbiased moments of all units, or of those that the mask (num_units,) keeps."""
         mask = np.ones(self.num_units, dtype=bool) if keep is None else keep
