@@ -99,11 +99,8 @@ def second_moment_noise(debiased: DebiasedMoments) -> float:
         τ, in squared feature units: the root mean square over directions u of the
         noise in Σ̂u. Known from public quantities and Σ̂ itself, so nothing is tuned.
     """
-    d, k = debiased.num_features, debiased.num_samples
-    s2 = debiased.noise_scale**2
     signal = max(float(np.trace(debiased.second_moment)), 0.0)
-    numerator = s2**2 * (d + 1) + 2.0 * s2 * signal + debiased.modulation_scale**2 * s2
-    return float(np.sqrt(numerator / k))
+    return float(np.sqrt(debiased.noise_variance(signal) / debiased.num_samples))
 
 
 @dataclass(frozen=True, slots=True)

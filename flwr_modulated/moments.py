@@ -201,9 +201,12 @@ class DebiasedMoments:
     label_mean, label_square : float
         Means of y and y².
     noise_scale : float
-        s = σ̄/(1−α), in units of the features, σ̄² the mean of the rows' σ².
+        s = σ̄/(1−α), in units of the features, σ̄² the mean of the rows' σ². For
+        rows with weights ω_i that sum to 1, s² is K Σ ω_i² s_i².
     modulation_scale : float
         λ/(1−α), in units of the features; 0 without modulation.
+    noise_fourth : float, optional
+        The same mean of the rows' s_i⁴; None stands for s⁴, rows with equal noise.
     """
 
     num_samples: int
@@ -214,11 +217,29 @@ class DebiasedMoments:
     label_square: float
     noise_scale: float
     modulation_scale: float = 0.0
+    noise_fourth: float | None = None
 
     @property
     def num_features(self) -> int:
         """Number of features d."""
         return int(self.cross_moment.shape[0])
+
+    def noise_variance(self, signal: float) -> float:
+        """Variance of the noise that one row brings into Σ̂u, averaged over unit vectors u.
+
+        Parameters
+        ----------
+        signal : float
+            Trace of Σ, at least 0.
+
+        Returns
+        -------
+        float
+            ``s⁴(d+1) + 2 s² tr Σ + λ²s²/(1−α)²``, the numerator of τ² in Eq. (4).
+        """
+        s2 = self.noise_scale**2
+        s4 = s2**2 if self.noise_fourth is None else self.noise_fourth
+        return s4 * (self.num_features + 1) + 2.0 * s2 * signal + self.modulation_scale**2 * s2
 
     @classmethod
     def pool(cls, parts: Iterable[Self]) -> Self:
@@ -231,22 +252,62 @@ class DebiasedMoments:
         InvalidDataError
             If there is nothing to pool, or the numbers of features differ.
         """
-        rounds = list(parts)
-        if not rounds:
+        rounds = cls._alike(parts)
+        return cls._weighted(rounds, np.array([part.num_samples for part in rounds], dtype=np.float64))
+
+    @classmethod
+    def combine(cls, parts: Iterable[Self]) -> Self:
+        """Average groups of rows with different noise, weighted by their information.
+
+        A row weighs the inverse of the variance that it brings into Σ̂: of its noise,
+        as in Eq. (4), and of the sampling of a Gaussian row with the same trace. Groups
+        with equal noise weigh as in :meth:`pool`.
+
+        Parameters
+        ----------
+        parts : iterable of DebiasedMoments
+            One for each noise level.
+
+        Raises
+        ------
+        InvalidDataError
+            If there is nothing to combine, or the numbers of features differ.
+        """
+        groups = cls._alike(parts)
+        pooled = cls.pool(groups)
+        d, signal = pooled.num_features, max(float(np.trace(pooled.second_moment)), 0.0)
+        sampling = signal**2 * (d + 1) / d**2
+        variances = np.array([group.noise_variance(signal) + sampling for group in groups])
+        if not variances.all():  # neither noise nor signal: any weights will do
+            return pooled
+        return cls._weighted(groups, np.array([group.num_samples for group in groups]) / variances)
+
+    @classmethod
+    def _alike(cls, parts: Iterable[Self]) -> list[Self]:
+        listed = list(parts)
+        if not listed:
             raise InvalidDataError("pool needs the moments of at least one round, got none")
-        if len({part.num_features for part in rounds}) > 1:
+        if len({part.num_features for part in listed}) > 1:
             raise InvalidDataError("pool needs rounds with the same number of features")
-        counts = np.array([part.num_samples for part in rounds], dtype=np.float64)
-        weights = counts / counts.sum()
+        return listed
+
+    @classmethod
+    def _weighted(cls, parts: list[Self], weights: FloatArray) -> Self:
+        """Average with weights of whole parts, in proportion."""
+        shares = weights / weights.sum()
+        counts = np.array([part.num_samples for part in parts], dtype=np.float64)
+        # K Σ ω_i² over a part's rows: its share, times how much more than average its rows weigh.
+        squares = counts.sum() * shares**2 / counts
 
         def mean(name: str) -> FloatArray:
-            stacked = np.array([getattr(part, name) for part in rounds], dtype=np.float64)
-            return np.asarray(np.tensordot(weights, stacked, axes=1))
+            stacked = np.array([getattr(part, name) for part in parts], dtype=np.float64)
+            return np.asarray(np.tensordot(shares, stacked, axes=1))
 
-        def root_mean_square(name: str) -> float:
-            values = np.array([getattr(part, name) for part in rounds], dtype=np.float64)
-            return float(np.sqrt(weights @ values**2))
-
+        scales = np.array([part.noise_scale for part in parts])
+        fourths = np.array(
+            [part.noise_scale**4 if part.noise_fourth is None else part.noise_fourth for part in parts]
+        )
+        modulations = np.array([part.modulation_scale for part in parts])
         return cls(
             num_samples=int(counts.sum()),
             second_moment=mean("second_moment"),
@@ -254,8 +315,9 @@ class DebiasedMoments:
             feature_mean=mean("feature_mean"),
             label_mean=float(mean("label_mean")),
             label_square=float(mean("label_square")),
-            noise_scale=root_mean_square("noise_scale"),
-            modulation_scale=root_mean_square("modulation_scale"),
+            noise_scale=float(np.sqrt(squares @ scales**2)),
+            modulation_scale=float(np.sqrt(shares @ modulations**2)),
+            noise_fourth=float(squares @ fourths),
         )
 
     def centred(self) -> DebiasedMoments:
@@ -310,6 +372,7 @@ class DebiasedMoments:
             label_square=label_scale**2 * float(joint.second_moment[d, d]),
             noise_scale=joint.noise_scale,
             modulation_scale=joint.modulation_scale,
+            noise_fourth=joint.noise_fourth,
         )
 
 

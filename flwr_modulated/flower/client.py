@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from .._validate import check_matrix, check_vector
 from ..errors import InvalidDataError, ModulatedError, RequestRefusedError
+from ..moments import Moments
 from ..policy import Policy
 from .records import (
     FIT_ARRAYS,
@@ -168,4 +169,8 @@ class ModulatedClient(NumPyClient):
             labels=None if relation.hides_labels else labels,
             noise_std=np.array([mechanism.noise_std]),
         )
-        return rows if request.payload == "rows" else MomentsReply(request.server_round, rows.moments())
+        return (
+            rows
+            if request.payload == "rows"
+            else MomentsReply(request.server_round, Moments.sum(rows.moments()))
+        )

@@ -168,9 +168,16 @@ class RowsReply:
         """Key that orders replies by content: node ids and arrival differ from run to run."""
         return tuple(self.released[0])
 
-    def moments(self) -> Moments:
-        """Sum the rows."""
-        return Moments.from_rows(self.released, self.labels, noise_std=self.noise_std)
+    def moments(self) -> list[Moments]:
+        """Sum the rows of each noise level."""
+        if len(self.noise_std) == 1:
+            return [Moments.from_rows(self.released, self.labels, noise_std=self.noise_std)]
+        parts = []
+        for level in np.unique(self.noise_std):
+            rows = self.noise_std == level
+            labels = None if self.labels is None else self.labels[rows]
+            parts.append(Moments.from_rows(self.released[rows], labels, noise_std=level))
+        return parts
 
     def to_arrays(self) -> list[FloatArray]:
         """Arrays as they travel."""
@@ -221,9 +228,9 @@ class MomentsReply:
         """Key that orders replies by content: node ids and arrival differ from run to run."""
         return tuple(self.sums.total)
 
-    def moments(self) -> Moments:
-        """The sums."""
-        return self.sums
+    def moments(self) -> list[Moments]:
+        """The sums, which count as one noise level."""
+        return [self.sums]
 
     def to_arrays(self) -> list[FloatArray]:
         """Arrays as they travel."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from logging import INFO, WARNING, getLogger
 from typing import Literal, TypeAlias
@@ -349,8 +349,14 @@ class ModulatedStrategy(Strategy):
 
     def _debias(self, request: Request) -> DebiasedMoments:
         ordered = sorted(self._replies.values(), key=lambda reply: reply.sort_key)
-        debiased = Moments.sum(reply.moments() for reply in ordered).debias(
-            self.modulation, request.directions
+        levels: dict[str, list[Moments]] = defaultdict(list)
+        for reply in sorted(self._replies.values(), key=lambda reply: reply.sort_key):
+            for moments in reply.moments():
+                # Twelve digits: the same noise must not count as two levels by rounding.
+                levels[f"{moments.noise_variance_sum / moments.num_samples:.12g}"].append(moments)
+        debiased = DebiasedMoments.combine(
+            Moments.sum(parts).debias(self.modulation, request.directions)
+            for _, parts in sorted(levels.items())
         )
         if self.label_scale is not None:
             debiased = DebiasedMoments.from_joint(debiased, label_scale=self.label_scale)
