@@ -42,3 +42,12 @@ def _global_random_states_untouched(request: pytest.FixtureRequest) -> Iterator[
     yield
     if "global_rng" not in request.keywords:
         assert _global_states() == before, "the global random state was used; mark the test global_rng"
+
+
+@pytest.fixture
+def task_identity() -> Iterator[None]:
+    """Lets a test create Flower messages outside a run."""
+    from simulations.engines import _task_identity
+
+    with _task_identity():
+        yield
