@@ -276,12 +276,27 @@ class Sample:
     def __add__(self, other: Self) -> Self:
         if not isinstance(other, Sample):
             return NotImplemented
-        if self.num_features != other.num_features:
-            raise InvalidDataError(
-                f"samples must have the same number of features, got {self.num_features} "
-                f"and {other.num_features}"
-            )
-        return type(self)(self.num_features, self._parts + other._parts)
+        return self.concatenate([self, other])
+
+    @classmethod
+    def concatenate(cls, samples: Iterable[Self]) -> Self:
+        """Put samples together, in order.
+
+        Raises
+        ------
+        InvalidDataError
+            If there is none, or their numbers of features differ.
+        """
+        listed = list(samples)
+        if not listed:
+            raise InvalidDataError("samples must be at least one, got none")
+        d = listed[0].num_features
+        for sample in listed:
+            if sample.num_features != d:
+                raise InvalidDataError(
+                    f"samples must have the same number of features, got {d} and {sample.num_features}"
+                )
+        return cls(d, tuple(part for sample in listed for part in sample._parts))
 
     @property
     def num_samples(self) -> int:

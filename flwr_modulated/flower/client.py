@@ -10,9 +10,12 @@ from flwr.app import Message
 from flwr.client import NumPyClient
 from numpy.typing import ArrayLike
 
+from .._typing import FloatArray
 from .._validate import check_matrix, check_vector
-from ..errors import InvalidDataError, ModulatedError, RequestRefusedError
+from ..errors import InvalidDataError, InvalidParameterError, ModulatedError, RequestRefusedError
+from ..ledger import Ledger, Release
 from ..moments import Moments
+from ..noise import DeviceNoise, NoiseSource
 from ..policy import Policy
 from .records import (
     FIT_ARRAYS,
@@ -37,15 +40,26 @@ class ModulatedClient(NumPyClient):
     Parameters
     ----------
     load : callable
-        Returns ``(features, labels)`` of shapes (n, d) and (n,), standardised with
-        public constants. Called once for each request that is answered.
+        Returns ``(features, labels)`` of shapes (n, d) and (n,), in raw units if the
+        policy has ``columns``, else standardised with public constants. Called for
+        each request.
     policy : Policy
         The device's own guarantee. Noise is computed from it and from directions
         that the device has checked, never from what the server says.
+    ledger : Ledger, optional
+        The device's budget on disk. Required on a device: without one, nothing
+        remembers what has been spent.
     rng : callable, optional
-        Maps the server round to a ``numpy.random.Generator``, for reproducible
-        simulations. By default every release draws fresh entropy from the
-        operating system, as a device must.
+        For simulations only, and then explicitly: maps the server round to a
+        ``numpy.random.Generator``. By default a release draws OpenDP's Gaussian and the
+        operating system's entropy (:class:`DeviceNoise`, extra ``device``).
+
+    Raises
+    ------
+    InvalidParameterError
+        If neither a ledger nor a simulation's `rng` is given.
+    ImportError
+        If `rng` is not given and OpenDP is not installed.
 
     Notes
     -----
@@ -53,8 +67,10 @@ class ModulatedClient(NumPyClient):
        them) and the noise's standard deviation. The number of rows and the labels
        leave the device as they are: labels are public under ``Distance`` and
        ``Replace``.
-    2. Whatever goes wrong, the error that leaves the device holds no data.
-    3. ``evaluate`` is not offered: a raw loss would leak the row. The server can
+    2. With a ledger, a spend is on disk before its release leaves, a repeated
+       request gets the same bytes, and a request beyond the budget is refused.
+    3. Whatever goes wrong, the error that leaves the device holds no data.
+    4. ``evaluate`` is not offered: a raw loss would leak the row. The server can
        evaluate from what was released.
 
     Examples
@@ -62,7 +78,7 @@ class ModulatedClient(NumPyClient):
     In a ClientApp::
 
         def client_fn(context: Context):
-            return ModulatedClient(load, policy).to_client()
+            return ModulatedClient(load, policy, ledger=Ledger("ledger.db")).to_client()
 
         app = ClientApp(client_fn)
 
@@ -70,7 +86,7 @@ class ModulatedClient(NumPyClient):
 
         @app.train()
         def train(message: Message, context: Context) -> Message:
-            return ModulatedClient(load, policy).train(message)
+            return ModulatedClient(load, policy, ledger=Ledger("ledger.db")).train(message)
     """
 
     def __init__(
@@ -78,11 +94,23 @@ class ModulatedClient(NumPyClient):
         load: Load,
         policy: Policy,
         *,
+        ledger: Ledger | None = None,
         rng: Callable[[int], np.random.Generator] | None = None,
     ) -> None:
+        if ledger is None and rng is None:
+            raise InvalidParameterError(
+                "ledger must be given on a device: Ledger(path) remembers what was spent; "
+                "in a simulation give rng=lambda server_round: numpy.random.default_rng(...) instead"
+            )
         self._load = load
         self._policy = policy
-        self._rng = rng
+        self._ledger = ledger
+        self._rng: Callable[[int], np.random.Generator | NoiseSource]
+        if rng is None:
+            device_noise = DeviceNoise()
+            self._rng = lambda _: device_noise
+        else:
+            self._rng = rng
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> FitResult:
         """Answer a request that came through Flower's ``NumPyClient`` interface.
@@ -152,25 +180,52 @@ class ModulatedClient(NumPyClient):
         raise RequestRefusedError(refusal)
 
     def _release(self, request: Request) -> Reply:
-        mechanism = self._policy.mechanism(request.modulation)
-        relation = mechanism.guarantee.relation
-        loaded_features, loaded_labels = self._load()
-        features = check_matrix("features", loaded_features)
-        labels = check_vector("labels", loaded_labels, length=features.shape[0])
+        relation = self._policy.guarantee.relation
+        features, labels = self._standardised()
         records = relation.join(features, labels)
         if records.shape[1] != request.num_columns:
             raise InvalidDataError(
                 f"the study releases {request.num_columns} column(s), this device has {records.shape[1]}"
             )
-        rng = np.random.default_rng() if self._rng is None else self._rng(request.server_round)
+        directions = self._policy.check(
+            request.modulation, request.directions, num_rows=len(records), num_columns=records.shape[1]
+        )
+
+        def compute() -> Release:
+            mechanism = self._policy.mechanism(request.modulation)
+            return Release(
+                mechanism.release(records, directions, rng=self._rng(request.server_round)),
+                None if relation.hides_labels else labels,
+                mechanism.noise_std,
+            )
+
+        release = (
+            compute()
+            if self._ledger is None
+            else self._ledger.release(
+                compute,
+                policy=self._policy,
+                modulation=request.modulation,
+                directions=directions,
+                study=request.study,
+                index=request.release_index,
+            )
+        )
         rows = RowsReply(
             server_round=request.server_round,
-            released=mechanism.release(records, request.directions, rng=rng),
-            labels=None if relation.hides_labels else labels,
-            noise_std=np.array([mechanism.noise_std]),
+            released=release.released,
+            labels=release.labels,
+            noise_std=np.array([release.noise_std]),
         )
         return (
             rows
             if request.payload == "rows"
             else MomentsReply(request.server_round, Moments.sum(rows.moments()))
         )
+
+    def _standardised(self) -> tuple[FloatArray, FloatArray]:
+        features, labels = self._load()
+        if self._policy.columns is not None:
+            return self._policy.columns.standardise(features, labels)
+        rows = check_matrix("features", features)
+        return rows, check_vector("labels", labels, length=rows.shape[0])

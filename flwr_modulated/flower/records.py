@@ -30,11 +30,17 @@ __all__ = [
     "Request",
     "RowsReply",
     "parse_reply",
+    "reply_from_arrays",
     "reply_to_fit_result",
     "reply_to_recorddict",
 ]
 
 PROTOCOL_VERSION = 1
+
+# Far above any release that carries information; squares of it still add up without overflow.
+_LARGEST = 1e100
+# Whole numbers above it are no longer exact as floats.
+_MOST_SAMPLES = 2**53
 
 FIT_ARRAYS, FIT_CONFIG = "fitins.parameters", "fitins.config"
 REPLY_ARRAYS, REPLY_COUNT = "fitres.parameters", "fitres.num_examples"
@@ -63,6 +69,9 @@ class Request:
         those of another.
     payload : {"rows", "moments"}
         Whether to answer with released rows or with their sums.
+    release_index : int
+        Which of the study's releases is asked for, from 0: always 0 where every
+        device releases once, so that asking again in a later round is a repeat.
     """
 
     server_round: int
@@ -70,6 +79,7 @@ class Request:
     directions: FloatArray
     study: str = ""
     payload: Payload = "rows"
+    release_index: int = 0
 
     @property
     def num_columns(self) -> int:
@@ -85,6 +95,7 @@ class Request:
                 "server-round": self.server_round,
                 "study": self.study,
                 "payload": self.payload,
+                "release-index": self.release_index,
                 "num-columns": self.num_columns,
                 "alpha": float(self.modulation.alpha),
                 "amplitude": float(self.modulation.amplitude),
@@ -115,6 +126,7 @@ class Request:
         _check_version(config)
         server_round = _entry(config, "server-round", int)
         columns = _entry(config, "num-columns", int)
+        release_index = _entry(config, "release-index", int)
         study = _entry(config, "study", str)
         payload = _entry(config, "payload", str)
         modulation = Modulation(
@@ -125,14 +137,14 @@ class Request:
         )
         if payload not in get_args(Payload):
             raise ProtocolError(f"payload must be one of {', '.join(get_args(Payload))}")
-        if server_round < 1 or columns < 1:
-            raise ProtocolError("server-round and num-columns must be at least 1")
+        if server_round < 1 or columns < 1 or release_index < 0:
+            raise ProtocolError("server-round and num-columns must be at least 1, release-index at least 0")
         if len(arrays) != 1:
             raise ProtocolError(f"a request must carry 1 array, the directions, got {len(arrays)}")
         directions = check_directions(
             arrays[0], num_features=columns, num_directions=modulation.num_directions
         )
-        return cls(server_round, modulation, directions, study=study, payload=payload)
+        return cls(server_round, modulation, directions, study, payload, release_index)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,7 +196,9 @@ class RowsReply:
         return [self.released, np.zeros(0) if self.labels is None else self.labels, self.noise_std]
 
     @classmethod
-    def from_arrays(cls, arrays: Sequence[FloatArray], *, request: Request, joint: bool) -> RowsReply:
+    def from_arrays(
+        cls, arrays: Sequence[FloatArray], *, request: Request, server_round: int, joint: bool
+    ) -> RowsReply:
         """Check shapes and signs of arrays that are known to be finite."""
         if len(arrays) != 3:
             raise ProtocolError("wrong number of arrays")
@@ -198,7 +212,7 @@ class RowsReply:
             raise ProtocolError("wrong shape of noise_std")
         if (noise_std < 0).any():
             raise ProtocolError("negative noise_std")
-        return cls(request.server_round, released, None if joint else labels, noise_std)
+        return cls(server_round, released, None if joint else labels, noise_std)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,7 +253,9 @@ class MomentsReply:
         return [sums.gram, sums.cross, sums.total, np.array(scalars, dtype=np.float64)]
 
     @classmethod
-    def from_arrays(cls, arrays: Sequence[FloatArray], *, request: Request, joint: bool) -> MomentsReply:
+    def from_arrays(
+        cls, arrays: Sequence[FloatArray], *, request: Request, server_round: int, joint: bool
+    ) -> MomentsReply:
         """Check shapes and signs of arrays that are known to be finite."""
         if len(arrays) != 4:
             raise ProtocolError("wrong number of arrays")
@@ -248,7 +264,7 @@ class MomentsReply:
         if gram.shape != (d, d) or cross.shape != (d,) or total.shape != (d,) or scalars.shape != (4,):
             raise ProtocolError("wrong shape of moments")
         count, label_sum, label_square_sum, noise_variance_sum = scalars.tolist()
-        if count < 1 or count != int(count):
+        if not 1 <= count <= _MOST_SAMPLES or count != int(count):
             raise ProtocolError("number of samples must be a whole number, at least 1")
         if noise_variance_sum < 0 or label_square_sum < 0 or (np.diag(gram) < 0).any():
             raise ProtocolError("negative sum of squares")
@@ -263,12 +279,10 @@ class MomentsReply:
             label_square_sum=label_square_sum,
             noise_variance_sum=noise_variance_sum,
         )
-        return cls(request.server_round, sums)
+        return cls(server_round, sums)
 
 
 Reply: TypeAlias = RowsReply | MomentsReply
-
-_REPLIES: dict[str, type[RowsReply] | type[MomentsReply]] = {"rows": RowsReply, "moments": MomentsReply}
 
 
 def reply_to_fit_result(reply: Reply) -> FitResult:
@@ -327,13 +341,37 @@ def parse_reply(content: RecordDict, *, request: Request, joint: bool = False) -
         raise ProtocolError("wrong round")
     if _entry(metrics, "payload", str) != request.payload:
         raise ProtocolError("wrong payload")
-    try:
-        arrays = [np.asarray(array, dtype=np.float64) for array in record.to_numpy_ndarrays()]
-    except Exception:
-        raise ProtocolError("arrays cannot be read") from None
+    arrays = _read_arrays(record)
     if not all(np.isfinite(array).all() for array in arrays):
         raise ProtocolError("non-finite values")
-    return _REPLIES[request.payload].from_arrays(arrays, request=request, joint=joint)
+    if any(np.abs(array).max(initial=0.0) > _LARGEST for array in arrays):
+        raise ProtocolError("values too large")
+    return reply_from_arrays(arrays, request=request, server_round=request.server_round, joint=joint)
+
+
+def reply_from_arrays(
+    arrays: Sequence[FloatArray], *, request: Request, server_round: int, joint: bool
+) -> Reply:
+    """Read a reply from finite arrays, checking their shapes and signs.
+
+    Raises
+    ------
+    ProtocolError
+        If they do not fit the request.
+    """
+    reply = RowsReply if request.payload == "rows" else MomentsReply
+    return reply.from_arrays(arrays, request=request, server_round=server_round, joint=joint)
+
+
+def _read_arrays(record: ArrayRecord) -> list[FloatArray]:
+    """Arrays as float64; Flower reads them without unpickling anything."""
+    try:
+        arrays = record.to_numpy_ndarrays()
+        if all(array.dtype.kind in "fiu" for array in arrays):
+            return [np.asarray(array, dtype=np.float64) for array in arrays]
+    except Exception:  # whatever a hostile reply provokes
+        raise ProtocolError("arrays cannot be read") from None
+    raise ProtocolError("arrays must be of real numbers")
 
 
 def _check_version(config: Mapping[str, Any]) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import astuple
 from logging import INFO, WARNING, getLogger
-from typing import Literal, TypeAlias
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -17,9 +21,14 @@ from .._typing import FloatArray
 from .._validate import check_choice, check_int, check_real
 from ..errors import InsufficientRepliesError, InvalidParameterError, ProtocolError
 from ..estimators import Auto, Estimator, GradientDescent
+from ..evaluation import cross_validate
+from ..inference import ReportOptions, Results
 from ..modulation import Modulation, draw_directions
 from ..moments import DebiasedMoments, Moments
-from .records import Payload, Reply, Request, parse_reply
+from ..sample import Group, Sample
+from .records import PROTOCOL_VERSION, Payload, Request
+from .screening import Screen, sort_replies
+from .state import Round, StudyState
 
 __all__ = ["ModulatedStrategy"]
 
@@ -54,6 +63,11 @@ class ModulatedStrategy(Strategy):
     label_scale : float, optional
         Set it if devices use ``ReplaceRecord(radius, label_scale)``: released rows
         are then joint records with the label inside. None for public labels.
+    screen : Screen, optional
+        Bounds that replies must keep; default: none beyond shape and finiteness.
+    evaluation_folds : int, default 5
+        Folds of the cross-fitted estimate of MSE and R² that each round reports as
+        evaluation metrics, from what was released; 0 leaves it out.
     fraction_train : float, default 1.0
         Fraction of the available nodes to ask in a round.
     min_train_nodes : int, default 1
@@ -65,13 +79,18 @@ class ModulatedStrategy(Strategy):
         Raise if fewer nodes have answered validly (in one-shot mode: so far).
     wait_timeout : float, default 600.0
         Seconds to wait for `min_available_nodes`.
+    checkpoint : path-like, optional
+        File that keeps what was heard after each round, replaced atomically. If it is
+        there at the start, the study goes on from it and asks nobody again.
     study : str, default ""
-        Name that travels with each request.
+        Name that travels with each request. Devices with a ledger answer a repeated
+        request of the same study with the same release, at no cost.
     message_type : str, default "train"
         Use ``"train.ACTION"`` to reach an ``@app.train("ACTION")`` handler.
     rng : numpy.random.Generator, optional
-        Source of the public randomness: directions and sampling of nodes. Fresh by
-        default.
+        Source of the public randomness: directions and sampling of nodes. By default
+        derived from the name of the study, so that a second run asks for the same
+        releases; fresh for a study without a name.
 
     Raises
     ------
@@ -99,11 +118,14 @@ class ModulatedStrategy(Strategy):
         payload: Payload = "rows",
         pool: bool = False,
         label_scale: float | None = None,
+        screen: Screen | None = None,
+        evaluation_folds: int = 5,
         fraction_train: float = 1.0,
         min_train_nodes: int = 1,
         min_available_nodes: int = 2,
         min_replies: int = 1,
         wait_timeout: float = 600.0,
+        checkpoint: str | PathLike[str] | None = None,
         study: str = "",
         message_type: str = "train",
         rng: np.random.Generator | None = None,
@@ -125,38 +147,136 @@ class ModulatedStrategy(Strategy):
                 "pool must be False with GradientDescent, which takes one step on each round's moments; "
                 "use Auto() or Ridge(penalty)"
             )
+        if check_int("evaluation_folds", evaluation_folds, low=0) == 1:
+            raise InvalidParameterError("evaluation_folds must be 0 or at least 2, got 1")
         self.modulation = Modulation() if modulation is None else modulation
         self.mode = mode
-        self.payload = payload
+        self.payload: Payload = payload
         self.pool = pool
         self.label_scale = label_scale
+        self.screen = Screen() if screen is None else screen
+        self.evaluation_folds = evaluation_folds
         self.fraction_train = check_real("fraction_train", fraction_train, low=0, high=1, low_open=True)
         self.min_train_nodes = check_int("min_train_nodes", min_train_nodes, low=1)
         self.min_available_nodes = check_int("min_available_nodes", min_available_nodes, low=1)
         self.min_replies = check_int("min_replies", min_replies, low=1)
         self.wait_timeout = check_real("wait_timeout", wait_timeout, low=0)
+        self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.study = study
         self.message_type = message_type
-        self._rng = np.random.default_rng() if rng is None else rng
-        self._forget()
+        self._given_rng = rng
+        self._begin(None)
 
-    def _forget(self) -> None:
-        self.iterates: list[FloatArray] = []
-        """Coefficients after each round, each of shape (d,)."""
-        self.debiased: DebiasedMoments | None = None
-        """The moments that the current coefficients come from."""
-        self.bytes_received = 0
-        """Size of the arrays of all valid replies."""
+    def _begin(self, num_features: int | None) -> None:
+        """Forget an earlier run, and take up a checkpoint if there is one."""
+        self._rng = _public_rng(self.study) if self._given_rng is None else self._given_rng
         self._beta = np.zeros(0)
         self._request: Request | None = None
         self._asked: set[int] = set()
-        self._replies: dict[int, Reply] = {}
-        self._rounds: list[DebiasedMoments] = []
+        self._refused: Counter[str] = Counter()
+        self._num_resumed = 0
+        self._state = StudyState()
+        self.debiased: DebiasedMoments | None = None
+        if num_features is not None and self.checkpoint is not None and self.checkpoint.exists():
+            self._state = StudyState.load(
+                self.checkpoint, self._identity(num_features), joint=self.label_scale is not None
+            )
+            # A one-shot study may still hear from others; iterative rounds are not run again.
+            if self.mode == "iterative":
+                self._num_resumed = len(self._state.iterates)
+            if self.iterates:
+                self.debiased = self._debias()
+            _logger.log(INFO, "Going on from %s: %d rounds done", self.checkpoint, len(self.iterates))
+
+    def _identity(self, num_features: int) -> dict[str, Any]:
+        return {
+            "protocol": PROTOCOL_VERSION,
+            "study": self.study,
+            "mode": self.mode,
+            "payload": self.payload,
+            "pool": self.pool,
+            "label_scale": self.label_scale,
+            "modulation": list(astuple(self.modulation)),
+            "num_features": num_features,
+        }
+
+    @property
+    def iterates(self) -> list[FloatArray]:
+        """Coefficients after each round, each of shape (d,)."""
+        return self._state.iterates
 
     @property
     def average_iterate(self) -> FloatArray:
         """Mean of the coefficients after each round, of shape (d,)."""
         return np.asarray(np.mean(self.iterates, axis=0))
+
+    @property
+    def bytes_received(self) -> int:
+        """Size of the arrays of all valid replies."""
+        return self._state.bytes_received
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Why replies were refused or missing in all rounds, with how many each time."""
+        return self._refused.copy()
+
+    def sample(self) -> Sample:
+        """Everything that counts of what was released, for inference and evaluation.
+
+        Returns
+        -------
+        Sample
+            All rounds in one-shot mode or with ``pool``, else the last round. Rows are
+            units, or nodes where they sent moments; a row that a node released in
+            several rounds counts as one unit.
+
+        Raises
+        ------
+        InsufficientRepliesError
+            If nothing has been received yet.
+        """
+        samples: list[Sample] = []
+        repeated = len(self._state.rounds) > 1
+        joint = self.label_scale
+        for entry in self._state.rounds:
+            modulation, directions = entry.request.modulation, entry.request.directions
+            rows, units = entry.rows()
+            if rows is not None:
+                samples.append(
+                    Sample.from_rows(
+                        rows.released,
+                        rows.labels,
+                        noise_std=rows.noise_std,
+                        modulation=modulation,
+                        directions=directions,
+                        joint_label_scale=joint,
+                        units=units if repeated else None,
+                    )
+                )
+            groups = [
+                Group(sums, modulation, directions, unit=node if repeated else None)
+                for node, sums in entry.sums()
+            ]
+            if groups:
+                samples.append(Sample.from_moments(groups, joint_label_scale=joint))
+        if not samples:
+            raise InsufficientRepliesError("nothing has been received yet; run strategy.start first")
+        return Sample.concatenate(samples)
+
+    def results(self, **report: Unpack[ReportOptions]) -> Results:
+        """Fit with standard errors, tests and intervals, from what was released.
+
+        Parameters
+        ----------
+        **report
+            Keywords of :meth:`Results.from_sample`: names, guarantee, units, intercept.
+
+        Returns
+        -------
+        Results
+        """
+        report.setdefault("estimator", self.estimator)
+        return Results.from_sample(self.sample(), **report)
 
     def summary(self) -> None:
         """Log what will be asked and how coefficients are made."""
@@ -199,9 +319,13 @@ class ModulatedStrategy(Strategy):
         InsufficientRepliesError
             If too few nodes connect in time.
         """
+        beta = _coefficients(arrays)
         if server_round == 1:
-            self._forget()
-        self._beta = _coefficients(arrays)
+            self._begin(len(beta))
+        self._beta = beta
+        if server_round <= self._num_resumed:
+            _logger.log(INFO, "configure_train: round %s is in the checkpoint, asking nobody", server_round)
+            return []
         available = self._wait_for_nodes(grid)
         nodes = self._choose(available)
         self._request = self._next_request(server_round)
@@ -235,22 +359,34 @@ class ModulatedStrategy(Strategy):
             If fewer than `min_replies` nodes have answered validly; the message
             lists the reasons given.
         """
+        if server_round <= self._num_resumed:
+            return ArrayRecord([self.iterates[server_round - 1]]), None
         request = self._request
         if request is None:
             raise ProtocolError("aggregate_train needs configure_train of the same round first")
-        valid, refused = self._sort_out(replies, request)
+        valid, refused = sort_replies(
+            replies,
+            request=request,
+            asked=self._asked,
+            joint=self.label_scale is not None,
+            screen=self.screen,
+        )
         for reason, count in refused.most_common():
             _logger.log(WARNING, "\t> Without %d replies: %s", count, reason)
-        if self.mode == "iterative":
-            self._replies = {}
-        self._replies.update(valid)
-        self.bytes_received += sum(array.nbytes for reply in valid.values() for array in reply.to_arrays())
-        if len(self._replies) < self.min_replies:
-            raise InsufficientRepliesError(self._too_few(server_round, refused))
-        debiased = self._debias(request)
+        self._refused += refused
+        entry = self._round(request)
+        entry.replies.update(valid)
+        self._state.bytes_received += sum(
+            array.nbytes for reply in valid.values() for array in reply.to_arrays()
+        )
+        if len(entry.replies) < self.min_replies:
+            self._save()  # what did arrive is not asked for again
+            raise InsufficientRepliesError(self._too_few(server_round, len(entry.replies), refused))
+        debiased = self._debias()
         beta = self._estimate(debiased)
         self.debiased = debiased
         self.iterates.append(beta)
+        self._save()
         metrics = MetricRecord(
             {
                 "num-asked": len(self._asked),
@@ -270,8 +406,30 @@ class ModulatedStrategy(Strategy):
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return None: nothing was asked."""
-        return None
+        """Estimate MSE and R² from what was released; nothing was asked, nothing is spent.
+
+        Returns
+        -------
+        flwr.app.MetricRecord or None
+            ``estimated-mse``, ``estimated-r2`` and their standard errors, of the
+            estimator fitted on the other folds; None without `evaluation_folds`, with
+            a single unit, or for gradient steps, which are not a function of one
+            round's releases.
+        """
+        stepping = self.mode == "iterative" and isinstance(self.estimator, GradientDescent)
+        if self.evaluation_folds == 0 or stepping or server_round <= self._num_resumed:
+            return None
+        sample = self.sample()
+        if sample.num_units < 2:
+            return None
+        evaluation = cross_validate(sample, self.estimator, num_folds=self.evaluation_folds)
+        estimates = {
+            "estimated-mse": evaluation.mse,
+            "estimated-mse-se": evaluation.mse_se,
+            "estimated-r2": evaluation.r2,
+            "estimated-r2-se": evaluation.r2_se,
+        }
+        return MetricRecord({name: float(value) for name, value in estimates.items()})
 
     def _wait_for_nodes(self, grid: Grid) -> list[int]:
         deadline = time.monotonic() + self.wait_timeout
@@ -295,7 +453,8 @@ class ModulatedStrategy(Strategy):
 
     def _choose(self, available: list[int]) -> list[int]:
         """Choose the nodes to ask; in one-shot mode only those not heard from yet."""
-        open_nodes = [node for node in available if node not in self._replies or self.mode == "iterative"]
+        heard = self._state.rounds[0].replies if self.mode == "one-shot" and self._state.rounds else {}
+        open_nodes = [node for node in available if node not in heard]
         wanted = max(round(self.fraction_train * len(available)), self.min_train_nodes)
         if wanted >= len(open_nodes):
             return open_nodes
@@ -303,9 +462,9 @@ class ModulatedStrategy(Strategy):
 
     def _next_request(self, server_round: int) -> Request:
         columns = len(self._beta) + (self.label_scale is not None)
-        if self.mode == "one-shot" and self._request is not None:
+        if self.mode == "one-shot" and self._state.rounds:
             # One frame for the whole study: its moments then add up over rounds.
-            directions = self._request.directions
+            directions = self._state.rounds[0].request.directions
         else:
             directions = draw_directions(
                 columns,
@@ -313,7 +472,28 @@ class ModulatedStrategy(Strategy):
                 orthogonal_to=self._released_direction(),
                 rng=self._rng,
             )
-        return Request(server_round, self.modulation, directions, study=self.study, payload=self.payload)
+        return Request(
+            server_round,
+            self.modulation,
+            directions,
+            study=self.study,
+            payload=self.payload,
+            release_index=0 if self.mode == "one-shot" else server_round - 1,
+        )
+
+    def _save(self) -> None:
+        if self.checkpoint is not None:
+            self._state.save(self.checkpoint, self._identity(len(self._beta)))
+
+    def _round(self, request: Request) -> Round:
+        """Where the replies to a request belong."""
+        rounds = self._state.rounds
+        if self.mode == "one-shot" and rounds:
+            return rounds[0]
+        if not self.pool:
+            rounds.clear()
+        rounds.append(Round(request))
+        return rounds[-1]
 
     def _released_direction(self) -> FloatArray:
         """Coefficients as they act on a released row: of x, or of (x, y / label_scale)."""
@@ -321,61 +501,43 @@ class ModulatedStrategy(Strategy):
             return np.pad(self._beta, (0, self.label_scale is not None))
         return np.append(self._beta, -self.label_scale)
 
-    def _sort_out(
-        self, replies: Iterable[Message], request: Request
-    ) -> tuple[dict[int, Reply], Counter[str]]:
-        valid: dict[int, Reply] = {}
-        refused: Counter[str] = Counter()
-        silent = set(self._asked)
-        for message in replies:
-            node = message.metadata.src_node_id
-            silent.discard(node)
-            if message.has_error():
-                refused[f"error on the device: {_last_line(message.error.reason)}"] += 1
-            elif node not in self._asked:
-                refused["from a node that was not asked"] += 1
-            elif node in valid:
-                refused["second reply of a node"] += 1
-            else:
-                try:
-                    valid[node] = parse_reply(
-                        message.content, request=request, joint=self.label_scale is not None
-                    )
-                except ProtocolError as error:
-                    refused[str(error)] += 1
-        if silent:
-            refused["no reply before the deadline"] = len(silent)
-        return valid, refused
-
-    def _debias(self, request: Request) -> DebiasedMoments:
-        ordered = sorted(self._replies.values(), key=lambda reply: reply.sort_key)
-        levels: dict[str, list[Moments]] = defaultdict(list)
-        for reply in sorted(self._replies.values(), key=lambda reply: reply.sort_key):
-            for moments in reply.moments():
+    def _debias(self) -> DebiasedMoments:
+        rounds = []
+        for entry in self._state.rounds:
+            levels: dict[str, list[Moments]] = defaultdict(list)
+            rows, _ = entry.rows()
+            parts = [] if rows is None else rows.moments()
+            parts += [sums for _, sums in entry.sums()]
+            for moments in parts:
                 # Twelve digits: the same noise must not count as two levels by rounding.
                 levels[f"{moments.noise_variance_sum / moments.num_samples:.12g}"].append(moments)
-        debiased = DebiasedMoments.combine(
-            Moments.sum(parts).debias(self.modulation, request.directions)
-            for _, parts in sorted(levels.items())
-        )
-        if self.label_scale is not None:
-            debiased = DebiasedMoments.from_joint(debiased, label_scale=self.label_scale)
-        if self.pool:
-            self._rounds.append(debiased)
-            debiased = DebiasedMoments.pool(self._rounds)
-        return debiased
+            debiased = DebiasedMoments.combine(
+                Moments.sum(sums).debias(entry.request.modulation, entry.request.directions)
+                for _, sums in sorted(levels.items())
+            )
+            if self.label_scale is not None:
+                debiased = DebiasedMoments.from_joint(debiased, label_scale=self.label_scale)
+            rounds.append(debiased)
+        return DebiasedMoments.pool(rounds)
 
     def _estimate(self, debiased: DebiasedMoments) -> FloatArray:
         if self.mode == "iterative" and isinstance(self.estimator, GradientDescent):
             return self.estimator.update(self._beta, debiased)
         return self.estimator.estimate(debiased)
 
-    def _too_few(self, server_round: int, refused: Counter[str]) -> str:
+    def _too_few(self, server_round: int, num_valid: int, refused: Counter[str]) -> str:
         reasons = "; ".join(f"{count} × {reason}" for reason, count in refused.most_common()) or "none given"
         return (
-            f"round {server_round}: {len(self._replies)} valid replies of {len(self._asked)} asked, "
+            f"round {server_round}: {num_valid} valid replies of {len(self._asked)} asked, "
             f"min_replies={self.min_replies}; reasons: {reasons}"
         )
+
+
+def _public_rng(study: str) -> np.random.Generator:
+    if not study:
+        return np.random.default_rng()
+    digest = hashlib.sha256(study.encode()).digest()
+    return np.random.default_rng(np.frombuffer(digest, dtype=np.uint32))
 
 
 def _coefficients(arrays: ArrayRecord) -> FloatArray:
@@ -386,9 +548,3 @@ def _coefficients(arrays: ArrayRecord) -> FloatArray:
             "use ArrayRecord([np.zeros(num_features)])"
         )
     return np.asarray(values[0], dtype=np.float64)
-
-
-def _last_line(text: str | None) -> str:
-    """Last non-empty line of an error text; in simulation the text is a whole traceback."""
-    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason given"

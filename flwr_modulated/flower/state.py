@@ -1,0 +1,171 @@
+"""What a study has heard so far, and its atomic checkpoint on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .._typing import FloatArray
+from ..errors import InvalidParameterError
+from ..modulation import Modulation
+from ..moments import Moments
+from .records import MomentsReply, Reply, Request, RowsReply, reply_from_arrays
+
+__all__ = ["Round", "StudyState"]
+
+_FORMAT = 1
+
+
+@dataclass(slots=True)
+class Round:
+    """A request and the valid replies to it, by node."""
+
+    request: Request
+    replies: dict[int, Reply] = field(default_factory=dict)
+
+    def rows(self) -> tuple[RowsReply | None, list[str]]:
+        """All released rows put together, and for each its node and place there.
+
+        Ordered by content, since node ids and arrival differ from run to run.
+        """
+        found = [(node, reply) for node, reply in self.replies.items() if isinstance(reply, RowsReply)]
+        if not found:
+            return None, []
+        found.sort(key=lambda item: item[1].sort_key)
+        replies = [reply for _, reply in found]
+        labels = [reply.labels for reply in replies if reply.labels is not None]
+        merged = RowsReply(
+            server_round=self.request.server_round,
+            released=np.concatenate([reply.released for reply in replies]),
+            labels=np.concatenate(labels) if labels else None,
+            noise_std=np.concatenate([np.broadcast_to(r.noise_std, (r.num_samples,)) for r in replies]),
+        )
+        return merged, [f"{node}/{row}" for node, reply in found for row in range(reply.num_samples)]
+
+    def sums(self) -> list[tuple[str, Moments]]:
+        """Sums of the nodes that sent moments, each with its node; ordered by content."""
+        found = [(node, reply) for node, reply in self.replies.items() if isinstance(reply, MomentsReply)]
+        found.sort(key=lambda item: item[1].sort_key)
+        return [(str(node), reply.sums) for node, reply in found]
+
+
+@dataclass(slots=True)
+class StudyState:
+    """Rounds that still count, and the coefficients after each round.
+
+    Attributes
+    ----------
+    rounds : list of Round
+        One in one-shot mode, the last one in iterative mode, all where rounds are
+        pooled.
+    iterates : list of ndarray of shape (d,)
+        Coefficients after each round.
+    bytes_received : int
+        Size of the arrays of all valid replies.
+    """
+
+    rounds: list[Round] = field(default_factory=list)
+    iterates: list[FloatArray] = field(default_factory=list)
+    bytes_received: int = 0
+
+    def save(self, path: Path, identity: dict[str, Any]) -> None:
+        """Write the state to disk at once: a stop in between leaves the old file.
+
+        Parameters
+        ----------
+        path : pathlib.Path
+            Where to.
+        identity : dict
+            What the study is; :meth:`load` refuses the file of another.
+        """
+        arrays: dict[str, np.ndarray] = {"iterates": np.array(self.iterates)}
+        rounds = []
+        for index, entry in enumerate(self.rounds):
+            request = entry.request
+            arrays[f"{index}/directions"] = request.directions
+            replies = []
+            for position, (node, reply) in enumerate(entry.replies.items()):
+                # As text: node ids may pass what JSON readers take for a number.
+                replies.append([str(node), reply.server_round])
+                for part, array in enumerate(reply.to_arrays()):
+                    arrays[f"{index}/{position}/{part}"] = array
+            modulation = request.modulation
+            rounds.append(
+                {
+                    "server_round": request.server_round,
+                    "study": request.study,
+                    "payload": request.payload,
+                    "release_index": request.release_index,
+                    "modulation": [
+                        modulation.alpha,
+                        modulation.amplitude,
+                        modulation.frequency,
+                        modulation.num_directions,
+                    ],
+                    "replies": replies,
+                }
+            )
+        meta = {
+            "format": _FORMAT,
+            "identity": identity,
+            "bytes_received": self.bytes_received,
+            "rounds": rounds,
+        }
+        arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        with partial.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+
+    @classmethod
+    def load(cls, path: Path, identity: dict[str, Any], *, joint: bool) -> StudyState:
+        """Read what :meth:`save` wrote.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the file is damaged or belongs to another study.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                meta = json.loads(arrays["meta"].tobytes())
+                if meta["format"] != _FORMAT or meta["identity"] != identity:
+                    raise InvalidParameterError(
+                        f"checkpoint {path.name} belongs to another study or version; "
+                        "choose another path, or remove it to ask devices anew"
+                    )
+                state = cls(iterates=list(arrays["iterates"]), bytes_received=int(meta["bytes_received"]))
+                for index, entry in enumerate(meta["rounds"]):
+                    request = Request(
+                        entry["server_round"],
+                        Modulation(*entry["modulation"]),
+                        arrays[f"{index}/directions"],
+                        study=entry["study"],
+                        payload=entry["payload"],
+                        release_index=entry["release_index"],
+                    )
+                    replies = {}
+                    for position, (node, server_round) in enumerate(entry["replies"]):
+                        parts: list[FloatArray] = []
+                        while (name := f"{index}/{position}/{len(parts)}") in arrays:
+                            parts.append(arrays[name])
+                        replies[int(node)] = reply_from_arrays(
+                            parts, request=request, server_round=server_round, joint=joint
+                        )
+                    state.rounds.append(Round(request, replies))
+        except InvalidParameterError:
+            raise
+        except Exception as error:
+            raise InvalidParameterError(
+                f"checkpoint {path.name} cannot be read ({type(error).__name__}); "
+                "remove it to ask devices anew"
+            ) from None
+        return state
