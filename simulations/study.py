@@ -7,14 +7,12 @@ one-row clients.
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,19 +23,16 @@ from flwr.serverapp import Grid
 
 from flwr_modulated import Auto, GradientDescent, ModulatedClient, ModulatedStrategy, Ridge
 from flwr_modulated._typing import FloatArray
-from flwr_modulated.datasets import Split, load_task, ols_r2, partition, r2_score, split_task
+from flwr_modulated.datasets import ols_r2, partition, r2_score
 from flwr_modulated.estimators import Estimator
 
-from .baselines import REPLACE_ANY_RECORD, LocalDpClient, fedavg_for_numpy_clients, local_dp_noise_std
+from .baselines import LocalDpClient, fedavg_for_numpy_clients
+from .data import cell_split, true_coefficients
 from .engines import run_federation
-from .settings import Cell, Engine
-
-Record = dict[str, Any]
-
-
-@lru_cache(maxsize=32)
-def _split(task: str, seed: int) -> Split:
-    return split_task(load_task(task), seed)
+from .flower_dp import run_flower_dp
+from .local_dp import REPLACE_ANY_RECORD, LocalDp, noise_multiplier
+from .records import Record
+from .settings import FLOWER_DP, LOCAL_DP, Cell, Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +42,25 @@ class CellTable:
     Cells that differ only in ε and seed share an entry; the name carries those two.
     """
 
-    prototypes: dict[str, Cell]
+    prototypes: tuple[Cell, ...]
 
     @classmethod
     def of(cls, cells: Iterable[Cell]) -> CellTable:
         """Collect the prototypes of `cells`."""
-        return cls({cls._prototype_key(cell): cell for cell in cells})
+        return cls(tuple(dict.fromkeys(map(cls._prototype, cells))))
 
     @staticmethod
-    def _prototype_key(cell: Cell) -> str:
-        return f"{cell.task}/{cell.method_name}"
+    def _prototype(cell: Cell) -> Cell:
+        return replace(cell, epsilon=1.0, seed=0)
 
     def name(self, cell: Cell, first_seed: int) -> str:
         """Public name of a cell; splits are numbered from 0, so that no seed travels."""
-        return f"{self._prototype_key(cell)}/{cell.epsilon!r}/{cell.seed - first_seed}"
+        return f"{self.prototypes.index(self._prototype(cell))}/{cell.epsilon!r}/{cell.seed - first_seed}"
 
     def find(self, name: str, first_seed: int) -> Cell:
         """The cell of a name."""
-        task, method, epsilon, split = name.split("/")
-        prototype = self.prototypes[f"{task}/{method}"]
-        return replace(prototype, epsilon=float(epsilon), seed=first_seed + int(split))
+        index, epsilon, split = name.split("/")
+        return replace(self.prototypes[int(index)], epsilon=float(epsilon), seed=first_seed + int(split))
 
 
 def make_client_app(table: CellTable, first_seed: int) -> ClientApp:
@@ -88,7 +82,7 @@ class _StudyClient(NumPyClient):
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
         cell = self._table.find(str(config["study"]), self._first_seed)
-        split = _split(cell.task, cell.seed)
+        split = cell_split(cell)
         share = partition(len(split.train_labels), self._num_nodes, self._node)
         features, labels = split.train_features[share], split.train_labels[share]
 
@@ -96,13 +90,12 @@ class _StudyClient(NumPyClient):
             return noise_stream(cell.seed, self._node, server_round)
 
         client: NumPyClient
-        if cell.method_name == "local_dp_fedavg":
+        if cell.method_name in LOCAL_DP:
             client = LocalDpClient(
                 features,
                 labels,
-                clip=cell.setting("clip"),
-                step=cell.setting("step"),
-                noise_std=local_dp_noise_std(cell),
+                settings=local_dp_settings(cell),
+                multiplier=local_dp_multiplier(cell),
                 rng=rng,
             )
         else:
@@ -120,6 +113,9 @@ def run_study(
 ) -> list[Record]:
     """Run cells in order over the nodes of one engine.
 
+    Cells of Flower's own differential privacy have one node a client, which only the
+    engine in this process can host; they run there, whatever the engine of the others.
+
     Parameters
     ----------
     cells : sequence of Cell
@@ -135,24 +131,42 @@ def run_study(
     list of dict
         One record a cell.
     """
-    table, first_seed = CellTable.of(cells), min(cell.seed for cell in cells)
     records: list[Record] = []
 
-    def server(grid: Grid) -> None:
-        for cell in cells:
-            record = _run_cell(cell, table.name(cell, first_seed), grid, engine)
-            records.append(record)
-            if on_record is not None:
-                on_record(record)
+    def keep(record: Record) -> None:
+        records.append(record)
+        if on_record is not None:
+            on_record(record)
 
-    run_federation(server, make_client_app(table, first_seed), engine)
+    hosted = [cell for cell in cells if cell.method_name not in FLOWER_DP]
+    if hosted:
+        table, first_seed = CellTable.of(hosted), min(cell.seed for cell in hosted)
+
+        def server(grid: Grid) -> None:
+            for cell in hosted:
+                keep(_run_cell(cell, table.name(cell, first_seed), grid, engine))
+
+        run_federation(server, make_client_app(table, first_seed), engine)
+    for cell in cells:
+        if cell.method_name in FLOWER_DP:
+            keep(_run_flower_dp(cell))
     return records
 
 
-def append_record(path: Path, record: Record) -> None:
-    """Append one JSON line."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record, allow_nan=False) + "\n")
+def local_dp_settings(cell: Cell) -> LocalDp:
+    """A cell's settings of local DP FedAvg."""
+    return LocalDp(
+        cell.num_rounds,
+        cell.setting("clip"),
+        cell.setting("step"),
+        cell.setting("clip_ratio", 1.0),
+        cell.setting("tail", 0.0),
+    )
+
+
+def local_dp_multiplier(cell: Cell) -> float:
+    """A cell's noise multiplier of each round of local DP FedAvg."""
+    return noise_multiplier(cell.epsilon, cell.delta, cell.num_rounds, cell.accounting)
 
 
 def _estimator(cell: Cell) -> Estimator:
@@ -164,20 +178,49 @@ def _estimator(cell: Cell) -> Estimator:
 
 
 def _run_cell(cell: Cell, name: str, grid: Grid, engine: Engine) -> Record:
-    split = _split(cell.task, cell.seed)
     begin = time.perf_counter()
-    if cell.method_name == "local_dp_fedavg":
-        beta, details = _run_fedavg(cell, name, grid, engine, split.num_features)
-    else:
-        beta, details = _run_modulated(cell, name, grid, engine, split.num_features)
+    run = _run_fedavg if cell.method_name in LOCAL_DP else _run_modulated
+    beta, details = run(cell, name, grid, engine)
+    return _record(cell, beta, time.perf_counter() - begin, engine.name, engine.num_nodes, details)
+
+
+def _run_flower_dp(cell: Cell) -> Record:
+    split = cell_split(cell)
+    begin = time.perf_counter()
+    beta, details = run_flower_dp(
+        cell.method_name,
+        split.train_features,
+        split.train_labels,
+        num_rounds=cell.num_rounds,
+        clip=cell.setting("clip"),
+        step=cell.setting("step"),
+        epsilon=cell.epsilon,
+        delta=cell.delta,
+        accounting=cell.accounting,
+        seed=cell.seed,
+    )
     seconds = time.perf_counter() - begin
+    return _record(cell, beta, seconds, "inprocess", len(split.train_labels), details)
+
+
+def _record(
+    cell: Cell, beta: FloatArray, seconds: float, engine: str, num_nodes: int, details: Record
+) -> Record:
+    """The record of a run; `details` overrides what the cell says."""
+    split = cell_split(cell)
+    truth = true_coefficients(cell)
     return {
+        "kind": "run",
+        "id": cell.identity,
+        "experiment": cell.experiment,
         "task": cell.task,
         "method": cell.method_name,
+        "variant": cell.variant,
         "epsilon": cell.epsilon,
         "delta": cell.delta,
         "relation": str(cell.guarantee_relation),
         "unit": "row",
+        "threat_model": "local",
         "accounting": cell.accounting,
         "sensitivity": cell.setting("sensitivity"),
         "alpha": cell.modulation.alpha,
@@ -185,66 +228,87 @@ def _run_cell(cell: Cell, name: str, grid: Grid, engine: Engine) -> Record:
         "frequency": cell.modulation.frequency,
         "num_directions": cell.modulation.num_directions,
         "num_rounds": cell.num_rounds,
-        "step": cell.setting("step"),
-        "penalty": cell.setting("penalty"),
-        "radius": cell.setting("radius"),
-        "clip": cell.setting("clip"),
+        **{
+            name: cell.setting(name)
+            for name in ("pool", "step", "penalty", "radius", "clip", "clip_ratio", "tail", "tuning")
+        },
         "num_clients": len(split.train_labels),
         "num_features": split.num_features,
-        "num_nodes": engine.num_nodes,
-        "engine": engine.name,
+        "num_nodes": num_nodes,
+        "engine": engine,
         "seed": cell.seed,
         "r2": r2_score(split.test_features, split.test_labels, beta),
-        "r2_ols": ols_r2(split),
+        "r2_validation": r2_score(split.validation_features, split.validation_labels, beta),
+        "r2_ols": _ols_r2(cell),
+        "coefficient_error": None if truth is None else float(np.sum((beta - truth) ** 2)),
         "beta": beta.tolist(),
         "feature_names": list(split.feature_names),
         "seconds": round(seconds, 4),
-        "versions": _versions(),
+        "versions": versions(),
         **details,
     }
 
 
-def _run_modulated(
-    cell: Cell, name: str, grid: Grid, engine: Engine, num_features: int
-) -> tuple[FloatArray, Record]:
+def _run_modulated(cell: Cell, name: str, grid: Grid, engine: Engine) -> tuple[FloatArray, Record]:
+    split = cell_split(cell)
     relation = cell.guarantee_relation
-    iterative = cell.method_name == "iterative"
+    iterative = cell.method_name == "iterative" or cell.num_rounds > 1
     strategy = ModulatedStrategy(
         _estimator(cell),
         modulation=cell.modulation,
         mode="iterative" if iterative else "one-shot",
+        pool=bool(cell.setting("pool", False)),
         label_scale=getattr(relation, "label_scale", None),
         min_available_nodes=engine.num_nodes,
         min_replies=engine.num_nodes,
+        evaluation_folds=0,  # records hold the true test R²
         study=name,
         # Public randomness: directions only. A stream apart from every node's noise.
         rng=np.random.default_rng(np.random.SeedSequence([cell.seed], spawn_key=(1,))),
     )
-    strategy.start(grid, initial_arrays=ArrayRecord([np.zeros(num_features)]), num_rounds=cell.num_rounds)
+    initial = ArrayRecord([np.zeros(split.num_features)])
+    strategy.start(grid, initial_arrays=initial, num_rounds=cell.num_rounds)
     details: Record = {
         "noise_std": cell.policy.mechanism(cell.modulation).noise_std,
         "bytes_received": strategy.bytes_received,
     }
     if iterative:
-        split = _split(cell.task, cell.seed)
         details["r2_average_iterate"] = r2_score(
             split.test_features, split.test_labels, strategy.average_iterate
         )
     return strategy.iterates[-1], details
 
 
-def _run_fedavg(
-    cell: Cell, name: str, grid: Grid, engine: Engine, num_features: int
-) -> tuple[FloatArray, Record]:
-    result = fedavg_for_numpy_clients(engine.num_nodes).start(
+def _run_fedavg(cell: Cell, name: str, grid: Grid, engine: Engine) -> tuple[FloatArray, Record]:
+    settings = local_dp_settings(cell)
+    iterates: list[FloatArray] = []
+
+    def keep_iterate(server_round: int, arrays: ArrayRecord) -> None:
+        iterates.append(np.asarray(arrays.to_numpy_ndarrays()[0], dtype=np.float64))
+
+    fedavg_for_numpy_clients(engine.num_nodes).start(
         grid,
-        initial_arrays=ArrayRecord([np.zeros(num_features)]),
+        initial_arrays=ArrayRecord([np.zeros(cell_split(cell).num_features)]),
         num_rounds=cell.num_rounds,
         train_config=ConfigRecord({"study": name}),
+        evaluate_fn=keep_iterate,
     )
-    beta = np.asarray(result.arrays.to_numpy_ndarrays()[0], dtype=np.float64)
+    if len(iterates) != 1 + cell.num_rounds:  # the first is the start
+        raise RuntimeError(f"{len(iterates) - 1} rounds of {cell.num_rounds} gave a model")
+    beta = np.mean(iterates[-settings.tail_length :], axis=0)
     # Its noise hides any replacement of a record, whatever relation the others have.
-    return beta, {"noise_std": local_dp_noise_std(cell), "relation": REPLACE_ANY_RECORD}
+    noise_std = 2.0 * settings.clip * local_dp_multiplier(cell)
+    return beta, {"noise_std": noise_std, "relation": REPLACE_ANY_RECORD}
+
+
+@lru_cache(maxsize=64)
+def _cached_ols_r2(cell: Cell) -> float:
+    return ols_r2(cell_split(cell))
+
+
+def _ols_r2(cell: Cell) -> float:
+    # All cells of a split share one fit.
+    return _cached_ols_r2(replace(cell, method=(("name", "auto"),), epsilon=1.0, variant="", experiment=""))
 
 
 @lru_cache(maxsize=1)
@@ -253,5 +317,6 @@ def _cached_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Versions of what a run depends on."""
     return dict(_cached_versions())
