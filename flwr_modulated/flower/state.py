@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from .._typing import FloatArray
-from ..errors import InvalidParameterError
+from ..errors import InsufficientRepliesError, InvalidParameterError
 from ..modulation import Modulation
-from ..moments import Moments
+from ..moments import DebiasedMoments, Moments
+from ..sample import Group, Sample
 from .records import MomentsReply, Reply, Request, RowsReply, reply_from_arrays
 
 __all__ = ["Round", "StudyState"]
@@ -72,6 +74,83 @@ class StudyState:
     rounds: list[Round] = field(default_factory=list)
     iterates: list[FloatArray] = field(default_factory=list)
     bytes_received: int = 0
+
+    def debias(self, label_scale: float | None) -> DebiasedMoments:
+        """Unbiased moments of the private rows, from all rounds that count.
+
+        Rows of a round are weighted by the information that their noise leaves;
+        rounds are averaged.
+
+        Parameters
+        ----------
+        label_scale : float or None
+            Of joint records; None where labels travel beside the rows.
+
+        Returns
+        -------
+        DebiasedMoments
+        """
+        rounds = []
+        for entry in self.rounds:
+            levels: dict[str, list[Moments]] = defaultdict(list)
+            rows, _ = entry.rows()
+            parts = [] if rows is None else rows.moments()
+            parts += [sums for _, sums in entry.sums()]
+            for moments in parts:
+                # Twelve digits: the same noise must not count as two levels by rounding.
+                levels[f"{moments.noise_variance_sum / moments.num_samples:.12g}"].append(moments)
+            debiased = DebiasedMoments.combine(
+                Moments.sum(sums).debias(entry.request.modulation, entry.request.directions)
+                for _, sums in sorted(levels.items())
+            )
+            if label_scale is not None:
+                debiased = DebiasedMoments.from_joint(debiased, label_scale=label_scale)
+            rounds.append(debiased)
+        return DebiasedMoments.pool(rounds)
+
+    def sample(self, label_scale: float | None) -> Sample:
+        """Everything that counts of what was released, for inference and evaluation.
+
+        Parameters
+        ----------
+        label_scale : float or None
+            Of joint records; None where labels travel beside the rows.
+
+        Returns
+        -------
+        Sample
+
+        Raises
+        ------
+        InsufficientRepliesError
+            If nothing has been received yet.
+        """
+        samples: list[Sample] = []
+        repeated = len(self.rounds) > 1
+        for entry in self.rounds:
+            modulation, directions = entry.request.modulation, entry.request.directions
+            rows, units = entry.rows()
+            if rows is not None:
+                samples.append(
+                    Sample.from_rows(
+                        rows.released,
+                        rows.labels,
+                        noise_std=rows.noise_std,
+                        modulation=modulation,
+                        directions=directions,
+                        joint_label_scale=label_scale,
+                        units=units if repeated else None,
+                    )
+                )
+            groups = [
+                Group(sums, modulation, directions, unit=node if repeated else None)
+                for node, sums in entry.sums()
+            ]
+            if groups:
+                samples.append(Sample.from_moments(groups, joint_label_scale=label_scale))
+        if not samples:
+            raise InsufficientRepliesError("nothing has been received yet; run strategy.start first")
+        return Sample.concatenate(samples)
 
     def save(self, path: Path, identity: dict[str, Any]) -> None:
         """Write the state to disk at once: a stop in between leaves the old file.

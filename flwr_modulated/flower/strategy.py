@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import astuple
 from logging import INFO, WARNING, getLogger
@@ -24,8 +23,9 @@ from ..estimators import Auto, Estimator, GradientDescent
 from ..evaluation import cross_validate
 from ..inference import ReportOptions, Results
 from ..modulation import Modulation, draw_directions
-from ..moments import DebiasedMoments, Moments
-from ..sample import Group, Sample
+from ..moments import DebiasedMoments
+from ..sample import Sample
+from .nodes import wait_for_nodes
 from .records import PROTOCOL_VERSION, Payload, Request
 from .screening import Screen, sort_replies
 from .state import Round, StudyState
@@ -185,7 +185,7 @@ class ModulatedStrategy(Strategy):
             if self.mode == "iterative":
                 self._num_resumed = len(self._state.iterates)
             if self.iterates:
-                self.debiased = self._debias()
+                self.debiased = self._state.debias(self.label_scale)
             _logger.log(INFO, "Going on from %s: %d rounds done", self.checkpoint, len(self.iterates))
 
     def _identity(self, num_features: int) -> dict[str, Any]:
@@ -235,33 +235,7 @@ class ModulatedStrategy(Strategy):
         InsufficientRepliesError
             If nothing has been received yet.
         """
-        samples: list[Sample] = []
-        repeated = len(self._state.rounds) > 1
-        joint = self.label_scale
-        for entry in self._state.rounds:
-            modulation, directions = entry.request.modulation, entry.request.directions
-            rows, units = entry.rows()
-            if rows is not None:
-                samples.append(
-                    Sample.from_rows(
-                        rows.released,
-                        rows.labels,
-                        noise_std=rows.noise_std,
-                        modulation=modulation,
-                        directions=directions,
-                        joint_label_scale=joint,
-                        units=units if repeated else None,
-                    )
-                )
-            groups = [
-                Group(sums, modulation, directions, unit=node if repeated else None)
-                for node, sums in entry.sums()
-            ]
-            if groups:
-                samples.append(Sample.from_moments(groups, joint_label_scale=joint))
-        if not samples:
-            raise InsufficientRepliesError("nothing has been received yet; run strategy.start first")
-        return Sample.concatenate(samples)
+        return self._state.sample(self.label_scale)
 
     def results(self, **report: Unpack[ReportOptions]) -> Results:
         """Fit with standard errors, tests and intervals, from what was released.
@@ -326,7 +300,7 @@ class ModulatedStrategy(Strategy):
         if server_round <= self._num_resumed:
             _logger.log(INFO, "configure_train: round %s is in the checkpoint, asking nobody", server_round)
             return []
-        available = self._wait_for_nodes(grid)
+        available = wait_for_nodes(grid, self.min_available_nodes, timeout=self.wait_timeout)
         nodes = self._choose(available)
         self._request = self._next_request(server_round)
         self._asked = set(nodes)
@@ -382,7 +356,7 @@ class ModulatedStrategy(Strategy):
         if len(entry.replies) < self.min_replies:
             self._save()  # what did arrive is not asked for again
             raise InsufficientRepliesError(self._too_few(server_round, len(entry.replies), refused))
-        debiased = self._debias()
+        debiased = self._state.debias(self.label_scale)
         beta = self._estimate(debiased)
         self.debiased = debiased
         self.iterates.append(beta)
@@ -430,26 +404,6 @@ class ModulatedStrategy(Strategy):
             "estimated-r2-se": evaluation.r2_se,
         }
         return MetricRecord({name: float(value) for name, value in estimates.items()})
-
-    def _wait_for_nodes(self, grid: Grid) -> list[int]:
-        deadline = time.monotonic() + self.wait_timeout
-        pause = 0.05
-        while len(nodes := sorted(grid.get_node_ids())) < self.min_available_nodes:
-            if time.monotonic() >= deadline:
-                raise InsufficientRepliesError(
-                    f"{len(nodes)} of min_available_nodes={self.min_available_nodes} nodes connected within "
-                    f"wait_timeout={self.wait_timeout:g} s; start more nodes or lower min_available_nodes"
-                )
-            if pause >= 1.0:
-                _logger.log(
-                    INFO,
-                    "Waiting for nodes to connect: %d connected (minimum required: %d).",
-                    len(nodes),
-                    self.min_available_nodes,
-                )
-            time.sleep(pause)
-            pause = min(2.0 * pause, 1.0)
-        return nodes
 
     def _choose(self, available: list[int]) -> list[int]:
         """Choose the nodes to ask; in one-shot mode only those not heard from yet."""
@@ -500,25 +454,6 @@ class ModulatedStrategy(Strategy):
         if self.label_scale is None or not self._beta.any():
             return np.pad(self._beta, (0, self.label_scale is not None))
         return np.append(self._beta, -self.label_scale)
-
-    def _debias(self) -> DebiasedMoments:
-        rounds = []
-        for entry in self._state.rounds:
-            levels: dict[str, list[Moments]] = defaultdict(list)
-            rows, _ = entry.rows()
-            parts = [] if rows is None else rows.moments()
-            parts += [sums for _, sums in entry.sums()]
-            for moments in parts:
-                # Twelve digits: the same noise must not count as two levels by rounding.
-                levels[f"{moments.noise_variance_sum / moments.num_samples:.12g}"].append(moments)
-            debiased = DebiasedMoments.combine(
-                Moments.sum(sums).debias(entry.request.modulation, entry.request.directions)
-                for _, sums in sorted(levels.items())
-            )
-            if self.label_scale is not None:
-                debiased = DebiasedMoments.from_joint(debiased, label_scale=self.label_scale)
-            rounds.append(debiased)
-        return DebiasedMoments.pool(rounds)
 
     def _estimate(self, debiased: DebiasedMoments) -> FloatArray:
         if self.mode == "iterative" and isinstance(self.estimator, GradientDescent):
