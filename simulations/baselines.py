@@ -1,4 +1,8 @@
-"""DP FedAvg, as Flower does it: the methods that modulated learning is compared with."""
+"""Local DP FedAvg as a Flower federation whose nodes host many one-row clients.
+
+Flower's own parts, one node a client, are in :mod:`simulations.flower_dp`; a test shows that
+both have the same law.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +15,8 @@ from flwr.serverapp.strategy import FedAvg
 
 from flwr_modulated._typing import FloatArray
 from flwr_modulated.flower.records import FIT_ARRAYS, FIT_CONFIG
-from flwr_modulated.privacy import calibrate_noise_multiplier, clip_rows
 
-from .settings import Cell
-
-# Replacing a record may turn its clipped gradient into any other of norm at most C.
-REPLACE_ANY_RECORD = "replace_record(any)"
-
-
-def local_dp_noise_std(cell: Cell) -> float:
-    """Standard deviation of the noise on each clipped gradient, in gradient units.
-
-    Any replacement of a client's record moves its clipped gradient by at most 2C in
-    each of T rounds, with the accountant of the methods it is compared with.
-    """
-    multiplier = calibrate_noise_multiplier(
-        cell.epsilon,
-        cell.delta,
-        num_compositions=cell.num_rounds,
-        accounting=cell.accounting,  # type: ignore[arg-type]
-    )
-    return 2.0 * float(cell.setting("clip")) * multiplier
-
-
-def clipped_gradients(beta: FloatArray, features: FloatArray, labels: FloatArray, clip: float) -> FloatArray:
-    """Gradients of each row's squared loss ½(xᵀβ − y)², of shape (n, d), clipped to norm `clip`."""
-    residuals = features @ beta - labels
-    return clip_rows(residuals[:, None] * features, clip)
+from .local_dp import LocalDp, clipped_gradients
 
 
 class LocalDpClient(NumPyClient):
@@ -46,6 +25,18 @@ class LocalDpClient(NumPyClient):
     The node returns the mean of its clients' models and their number, so that
     FedAvg's weighted average over nodes is the plain average over clients, as if
     each had a node of its own.
+
+    Parameters
+    ----------
+    features, labels : ndarray of shapes (n, d) and (n,)
+        One row a client.
+    settings : LocalDp
+        What every client has agreed to.
+    multiplier : float
+        Noise multiplier z of a round: each client adds N(0, (2 C_t z)² I), since any
+        replacement of its record moves its clipped gradient by at most 2 C_t.
+    rng : callable
+        Maps the server round to the node's random stream.
     """
 
     def __init__(
@@ -53,22 +44,22 @@ class LocalDpClient(NumPyClient):
         features: FloatArray,
         labels: FloatArray,
         *,
-        clip: float,
-        step: float,
-        noise_std: float,
+        settings: LocalDp,
+        multiplier: float,
         rng: Callable[[int], np.random.Generator],
     ) -> None:
         self._features, self._labels = features, labels
-        self._clip, self._step, self._noise_std = clip, step, noise_std
-        self._rng = rng
+        self._settings, self._multiplier, self._rng = settings, multiplier, rng
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
         """One local step of every hosted client, averaged."""
-        rng = self._rng(int(config["server-round"]))
+        server_round = int(config["server-round"])
+        rng = self._rng(server_round)
         beta = np.asarray(parameters[0], dtype=np.float64)
-        gradients = clipped_gradients(beta, self._features, self._labels, self._clip)
-        gradients += self._noise_std * rng.standard_normal(gradients.shape)
-        return [beta - self._step * gradients.mean(axis=0)], len(self._labels), {}
+        clip = self._settings.clip_at(server_round)
+        gradients = clipped_gradients(beta, self._features, self._labels, clip)
+        gradients += 2.0 * clip * self._multiplier * rng.standard_normal(gradients.shape)
+        return [beta - self._settings.step * gradients.mean(axis=0)], len(self._labels), {}
 
 
 def fedavg_for_numpy_clients(num_nodes: int) -> FedAvg:

@@ -13,11 +13,20 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
+from .experiment import run_experiment
+from .grid import read_grid
+from .records import RECORDS
 from .report import comparison_markdown, comparison_tables, plot_comparison
-from .settings import CONF_DIR, exit_on_error, read_engine, read_grid, register
-from .study import Record, append_record, run_study
+from .settings import CONF_DIR, exit_on_error, read_engine, register
 
 register()
 
@@ -36,22 +45,21 @@ def _compare(config: DictConfig) -> None:
     engine = read_engine(config)
     console = Console()
     console.print(f"{len(cells)} runs on engine {engine.name}, {engine.num_nodes} nodes")
-    console.print(f"records: {output / 'records.jsonl'}")
+    console.print(f"records: {output / RECORDS}")
     columns = (
-        TextColumn("{task.description:<44}"),
+        TextColumn("{task.description:<52}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("starting the nodes" if engine.name == "ray" else "", total=len(cells))
 
-        def on_record(record: Record) -> None:
-            append_record(output / "records.jsonl", record)
-            label = f"{record['task']} {record['method']} ε={record['epsilon']:g} seed={record['seed']}"
-            progress.update(task, advance=1, description=label)
+        def show(done: int, total: int, label: str) -> None:
+            progress.update(task, completed=done, total=total, description=label)
 
-        records = run_study(cells, engine, on_record)
+        records = run_experiment(cells, engine, output, workers=config.workers, on_progress=show)
     for table in comparison_tables(records):
         console.print(table)
     (output / "table.md").write_text(comparison_markdown(records), encoding="utf-8")

@@ -10,8 +10,8 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from .records import Record
 from .settings import METHODS
-from .study import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

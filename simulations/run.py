@@ -13,9 +13,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
+from .experiment import run_experiment
+from .records import RECORDS
 from .report import records_table
 from .settings import CONF_DIR, exit_on_error, read_cell, read_engine, register
-from .study import append_record, run_study
 
 register()
 
@@ -23,14 +24,12 @@ register()
 @hydra.main(version_base="1.3", config_path=CONF_DIR, config_name="config")
 def main(config: DictConfig) -> None:
     """Run the configured cell."""
-    path = Path(HydraConfig.get().runtime.output_dir) / "records.jsonl"
+    directory = Path(HydraConfig.get().runtime.output_dir)
     with exit_on_error():
-        (record,) = run_study(
-            [read_cell(config)], read_engine(config), on_record=lambda record: append_record(path, record)
-        )
+        (record,) = run_experiment([read_cell(config)], read_engine(config), directory, workers=1)
     console = Console()
     console.print(records_table([record]))
-    console.print(f"record: {path}")
+    console.print(f"record: {directory / RECORDS}")
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@ The schema makes an unknown key or a value of a wrong type an error that names i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from hydra import compose
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
@@ -30,7 +31,19 @@ from flwr_modulated.privacy import Relation
 
 CONF_DIR = str(Path(__file__).resolve().parent.parent / "conf")
 
-METHODS = ("auto", "iterative", "ridge", "local_dp_fedavg")
+MODULATED = ("auto", "iterative", "ridge")
+# FedAvg whose nodes host many one-row clients; "tuned" takes its settings from a search.
+LOCAL_DP = ("local_dp_fedavg", "local_dp_fedavg_tuned")
+# Flower's own differential privacy, one node a client.
+FLOWER_CENTRAL = (
+    "flower_central_server",
+    "flower_central_client",
+    "flower_adaptive_server",
+    "flower_adaptive_client",
+)
+FLOWER_DP = ("flower_local_dp", *FLOWER_CENTRAL)
+METHODS = (*MODULATED, *LOCAL_DP, *FLOWER_DP)
+SYNTHETIC = "synthetic"
 RELATIONS = ("distance", "replace", "replace_record")
 
 
@@ -50,6 +63,7 @@ class TaskConfig:
 
     name: str = MISSING
     selected: Selected = field(default_factory=Selected)
+    num_clients: int = 0  # of the synthetic task; the others have as many as the data
 
 
 @dataclass
@@ -73,9 +87,10 @@ class ModulatedConfig(MethodConfig):
 
 @dataclass
 class AutoConfig(ModulatedConfig):
-    """One release per client, nothing to tune."""
+    """Nothing to tune. One release per client, or several that share the budget, pooled or not."""
 
     name: str = "auto"
+    pool: bool = False
 
 
 @dataclass
@@ -100,6 +115,24 @@ class LocalDpFedAvgConfig(MethodConfig):
     """FedAvg with clipped, noised one-row gradients."""
 
     name: str = "local_dp_fedavg"
+    clip: float = MISSING
+    step: float = MISSING
+    clip_ratio: float = 1.0
+    tail: float = 0.0
+
+
+@dataclass
+class LocalDpTunedConfig(MethodConfig):
+    """The same, with the settings that do best on the validation split."""
+
+    name: str = "local_dp_fedavg_tuned"
+    tuning: str = "grid"  # once for all epsilons, or for each: "epsilon"
+
+
+@dataclass
+class FlowerDpConfig(MethodConfig):
+    """Flower's own differential privacy, one node a client."""
+
     clip: float = MISSING
     step: float = MISSING
 
@@ -127,7 +160,7 @@ class EngineConfig:
 
 @dataclass
 class Config:
-    """The whole configuration; the last four entries are the grid of ``compare``."""
+    """The whole configuration; the entries after ``seed`` are the grid of ``compare``."""
 
     task: TaskConfig = MISSING
     method: MethodConfig = MISSING
@@ -138,6 +171,10 @@ class Config:
     methods: list[str] = MISSING
     epsilons: list[float] = MISSING
     num_splits: int = 1
+    # Of a method: the name of a variant and its overrides, as on the command line of ``run``.
+    variants: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    experiment: str = ""
+    workers: int | None = None
 
 
 def register() -> None:
@@ -145,8 +182,9 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     store.store(group="task", name="schema_task", node=TaskConfig)
-    for node in (AutoConfig, RidgeConfig, IterativeConfig, LocalDpFedAvgConfig):
+    for node in (AutoConfig, RidgeConfig, IterativeConfig, LocalDpFedAvgConfig, LocalDpTunedConfig):
         store.store(group="method", name=f"schema_{node.name}", node=node)
+    store.store(group="method", name="schema_flower_dp", node=FlowerDpConfig)
     store.store(group="guarantee", name="schema_guarantee", node=GuaranteeConfig)
     store.store(group="engine", name="schema_engine", node=EngineConfig)
 
@@ -176,19 +214,27 @@ class Cell:
     label_scale: float
     accounting: str
     seed: int
+    num_clients: int = 0
+    variant: str = ""
+    experiment: str = ""
 
     def __post_init__(self) -> None:
-        _check_name("task.name", self.task, TASKS)
-        _check_name("method.name", self.method_name, METHODS)
-        _check_name("guarantee.relation", self.relation, RELATIONS)
+        check_name("task.name", self.task, (*TASKS, SYNTHETIC))
+        if self.task == SYNTHETIC and self.num_clients < 1:
+            raise InvalidParameterError(
+                f"task.num_clients must be at least 1 for the synthetic task, got {self.num_clients}"
+            )
+        check_name("method.name", self.method_name, METHODS)
+        check_name("guarantee.relation", self.relation, RELATIONS)
         if self.seed < 0:
             raise InvalidParameterError(f"seed must be at least 0, got {self.seed}")
         if self.num_rounds < 1:
             raise InvalidParameterError(f"method.num_rounds must be at least 1, got {self.num_rounds}")
-        if self.method_name == "local_dp_fedavg":
-            _ = Guarantee(self.epsilon, self.delta, self.guarantee_relation)
-        else:
+        if self.method_name in MODULATED:
             _ = self.policy
+        else:
+            _ = Guarantee(self.epsilon, self.delta, self.guarantee_relation)
+        check_name("method.tuning", self.setting("tuning", "grid"), ("grid", "epsilon"))
 
     def setting(self, name: str, default: Any = None) -> Any:
         """One of the method's settings."""
@@ -198,6 +244,14 @@ class Cell:
     def method_name(self) -> str:
         """Name of the method."""
         return str(self.setting("name"))
+
+    @property
+    def identity(self) -> str:
+        """What makes two cells the same run, on whatever engine: a short digest."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "experiment"}
+        if self.setting("tuning") is not None:  # what a search found follows from the rest
+            values["method"] = [(name, self.setting(name)) for name in ("name", "tuning", "epsilons")]
+        return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def num_rounds(self) -> int:
@@ -230,7 +284,8 @@ class Cell:
         )
 
 
-def _check_name(name: str, value: str, choices: Sequence[str]) -> None:
+def check_name(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise InvalidParameterError where `value` is not one of `choices`."""
     if value not in choices:
         raise InvalidParameterError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
@@ -238,7 +293,7 @@ def _check_name(name: str, value: str, choices: Sequence[str]) -> None:
 def read_engine(config: DictConfig) -> Engine:
     """Group ``engine`` as a frozen value."""
     engine = Engine(**_plain(config.engine))
-    _check_name("engine.name", engine.name, ("inprocess", "ray"))
+    check_name("engine.name", engine.name, ("inprocess", "ray"))
     if engine.num_nodes < 1 or (engine.num_cpus is not None and engine.num_cpus < 1):
         raise InvalidParameterError("engine.num_nodes and engine.num_cpus must be at least 1")
     return engine
@@ -247,67 +302,17 @@ def read_engine(config: DictConfig) -> Engine:
 def read_cell(config: DictConfig) -> Cell:
     """The one cell that ``run`` runs: task, method, guarantee, seed."""
     guarantee = _plain(config.guarantee)
+    method = _plain(config.method)
+    if "tuning" in method:
+        method["epsilons"] = (guarantee["epsilon"],)
     return Cell(
         task=config.task.name,
-        method=tuple(sorted(_plain(config.method).items())),
+        num_clients=config.task.num_clients,
+        method=tuple(sorted(method.items())),
         seed=config.seed,
+        experiment=config.experiment,
         **guarantee,
     )
-
-
-def read_grid(config: DictConfig, overrides: Sequence[str]) -> list[Cell]:
-    """All cells that ``compare`` runs: tasks × methods × epsilons × splits.
-
-    Each task and method is composed by Hydra as ``run`` would compose it, so the
-    task's selected values reach the method by interpolation.
-
-    Parameters
-    ----------
-    config : DictConfig
-        The composed configuration.
-    overrides : sequence of str
-        The command line's overrides, for the composition of each cell.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a name is unknown, the grid is empty, or an override would be lost.
-    """
-    kept = []
-    for override in overrides:
-        key = override.lstrip("+~").split("=", 1)[0]
-        if key == "method" or key.startswith("method."):
-            raise InvalidParameterError(
-                f"{override}: compare runs the methods listed in methods=[...] with their own settings; "
-                "change one method's settings with `python -m simulations.run -m method=NAME method.KEY=...`"
-            )
-        if key == "guarantee.epsilon":
-            raise InvalidParameterError(f"{override}: compare takes epsilons=[...] instead")
-        if key != "task":
-            kept.append(override)
-    tasks, methods = list(config.tasks), list(config.methods)
-    epsilons = [float(value) for value in config.epsilons]
-    if not tasks or not methods or not epsilons or config.num_splits < 1:
-        raise InvalidParameterError("tasks, methods, epsilons must not be empty and num_splits at least 1")
-    for name in tasks:
-        _check_name("tasks", name, TASKS)
-    for name in methods:
-        _check_name("methods", name, METHODS)
-    prototypes = {
-        (task, method): compose("config", [*kept, f"task={task}", f"method={method}"])
-        for task in tasks
-        for method in methods
-    }
-    cells = []
-    for task in tasks:
-        for split in range(config.num_splits):
-            for epsilon in epsilons:
-                for method in methods:
-                    prototype = read_cell(prototypes[task, method])
-                    values = {name: getattr(prototype, name) for name in Cell.__dataclass_fields__}
-                    values.update(epsilon=epsilon, seed=prototype.seed + split)
-                    cells.append(Cell(**values))
-    return cells
 
 
 @contextmanager
