@@ -37,19 +37,21 @@ VARIANCES = Design((-np.sqrt(3.0), 0.0, np.sqrt(3.0)), (1 / 6, 2 / 3, 1 / 6), 5)
 
 
 class Scripted(np.random.Generator):
-    """A generator whose next phases (in turns) and noise (in units of σ) are given."""
+    """A generator whose next phases (in turns) and noise (in units of σ) are given, row after row."""
 
     def __init__(self, turns: FloatArray, normals: FloatArray) -> None:
         super().__init__(np.random.PCG64(0))
         self._turns, self._normals = turns, normals
 
     def random(self, size):  # type: ignore[no-untyped-def,override]
-        assert tuple(size) == self._turns.shape
-        return self._turns.copy()
+        taken, self._turns = self._turns[: size[0]], self._turns[size[0] :]
+        assert taken.shape == tuple(size)
+        return taken.copy()
 
     def standard_normal(self, size):  # type: ignore[no-untyped-def,override]
-        assert tuple(size) == self._normals.shape
-        return self._normals.copy()
+        taken, self._normals = self._normals[: size[0]], self._normals[size[0] :]
+        assert taken.shape == tuple(size)
+        return taken.copy()
 
 
 def all_releases(
