@@ -66,9 +66,12 @@ def check_choice(name: str, value: object, alias: object) -> None:
 
 
 def check_matrix(
-    name: str, value: ArrayLike, *, num_columns: int | None = None, min_rows: int = 1
+    name: str, value: ArrayLike, *, num_columns: int | None = None, min_rows: int = 1, finite: bool = True
 ) -> FloatArray:
-    """Return `value` as a finite (n, d) float array; the error never shows a value."""
+    """Return `value` as a finite (n, d) float array; the error never shows a value.
+
+    With ``finite=False`` the values are left to a caller that looks at them anyway.
+    """
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
@@ -84,7 +87,8 @@ def check_matrix(
         )
     if num_columns is not None and array.shape[1] != num_columns:
         raise InvalidDataError(f"{name} must have {num_columns} column(s), got {array.shape[1]}")
-    _require_finite(name, array)
+    if finite:
+        require_finite(name, array)
     return array
 
 
@@ -97,7 +101,7 @@ def check_vector(name: str, value: ArrayLike, *, length: int | None = None) -> F
     if array.ndim != 1 or (length is not None and array.shape[0] != length):
         wanted = "(n,)" if length is None else f"({length},)"
         raise InvalidDataError(f"{name} must have shape {wanted}, got {array.shape}")
-    _require_finite(name, array)
+    require_finite(name, array)
     return array
 
 
@@ -111,6 +115,9 @@ def check_varying(name: str, array: FloatArray, columns: Sequence[str]) -> None:
         )
 
 
-def _require_finite(name: str, array: FloatArray) -> None:
-    if not np.isfinite(array).all():
+def require_finite(name: str, array: FloatArray) -> None:
+    """Raise if a value is NaN or infinite; the error never shows a value."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = array.sum()  # finite only if every value is, and needs no array of flags
+    if not math.isfinite(total) and not np.isfinite(array).all():
         raise InvalidDataError(f"{name} must be finite, got NaN or infinity; drop or fill such rows first")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ._blocks import row_blocks
 from ._rounding import DISTANCE_CLIP, rounding_inflation
 from ._typing import Accounting, FloatArray, Sensitivity
-from ._validate import check_choice, check_int, check_matrix
+from ._validate import check_choice, check_int, check_matrix, require_finite
 from .errors import InvalidDataError, InvalidParameterError
 from .modulation import Modulation, check_directions
 from .noise import NoiseSource, as_noise_source
@@ -145,7 +147,40 @@ class Mechanism:
             If the directions are not orthonormal within 1e-9, or more than d, or
             rounding errors are out of proportion (with ``DeviceNoise`` only).
         """
-        rows = check_matrix("features", features)
+        rows = check_matrix("features", features, finite=False)
+        released = np.empty(rows.shape)
+        blocks = self.release_blocks(rows, directions, rng=rng)
+        for block, part in zip(row_blocks(*rows.shape), blocks, strict=True):
+            released[block] = part
+        return released
+
+    def release_blocks(
+        self,
+        features: ArrayLike,
+        directions: ArrayLike | None = None,
+        *,
+        rng: np.random.Generator | NoiseSource,
+    ) -> Iterator[FloatArray]:
+        """Privatise rows block by block: the same bytes as :meth:`release`, in little memory.
+
+        Parameters
+        ----------
+        features, directions, rng
+            As for :meth:`release`. Features may be memory-mapped: only one block of
+            them is read at a time.
+
+        Returns
+        -------
+        iterator of ndarray of shape (b, d)
+            The released rows of each of :func:`~flwr_modulated._blocks.row_blocks`, in order. Noise is drawn
+            as it is asked for.
+
+        Raises
+        ------
+        InvalidDataError, InvalidParameterError
+            As :meth:`release`; what concerns the values of a block when it is asked for.
+        """
+        rows = check_matrix("features", features, finite=False)
         d, m = rows.shape[1], self.modulation.num_directions
         if m > d:
             raise InvalidParameterError(f"num_directions must be at most the number of features {d}, got {m}")
@@ -168,12 +203,18 @@ class Mechanism:
                 separation=separation,
                 clip_radius=radius,
             )
-        clipped = clip_rows(rows, radius)
-        with np.errstate(over="ignore", invalid="ignore"):  # the check below says it better
-            mapped = self.modulation.apply(clipped, frame, rng=source)
-        if not np.isfinite(mapped).all():
-            raise InvalidDataError("features must be small enough to modulate without overflow; rescale them")
-        return source.add_gaussian(mapped, noise_std)
+
+        def release(block: FloatArray) -> FloatArray:
+            require_finite("features", block)
+            with np.errstate(over="ignore", invalid="ignore"):  # the check below says it better
+                mapped = self.modulation.apply(clip_rows(block, radius), frame, rng=source)
+            if mapped is not block and not np.isfinite(mapped).all():
+                raise InvalidDataError(
+                    "features must be small enough to modulate without overflow; rescale them"
+                )
+            return source.add_gaussian(mapped, noise_std)
+
+        return (release(rows[block]) for block in row_blocks(*rows.shape))
 
     def describe(self, noise_source: NoiseSource | None = None) -> str:
         """What this mechanism hides and what it does not, in words for a non-expert.

@@ -127,9 +127,10 @@ class Modulation:
         Returns
         -------
         ndarray of shape (n, d)
-            A new array. Not private: noise must still be added.
+            Not private: noise must still be added. `features` itself where the map is
+            the identity, else a new array.
         """
-        mapped = self.contraction * features
+        mapped = features if self.alpha == 0 and self.is_plain else self.contraction * features
         if not self.is_plain:
             m = self.num_directions
             phases = rng.random((features.shape[0], m))

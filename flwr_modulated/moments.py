@@ -9,8 +9,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ._blocks import row_blocks
 from ._typing import FloatArray
-from ._validate import check_matrix, check_real, check_vector
+from ._validate import check_matrix, check_real, check_vector, require_finite
 from .errors import InvalidDataError, InvalidParameterError
 from .modulation import Modulation, check_directions
 
@@ -78,25 +79,61 @@ class Moments:
         InvalidParameterError
             If a noise standard deviation is negative.
         """
-        rows = check_matrix("released", released)
-        n = rows.shape[0]
-        try:
-            std = np.asarray(noise_std, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise InvalidParameterError("noise_std must be numeric") from None
-        if std.shape not in ((), (1,), (n,)):
-            raise InvalidDataError(f"noise_std must be a number or have shape ({n},), got {std.shape}")
-        if not np.isfinite(std).all() or (std < 0).any():
-            raise InvalidParameterError("noise_std must be finite and at least 0")
-        y = np.zeros(n) if labels is None else check_vector("labels", labels, length=n)
+        rows = check_matrix("released", released, finite=False)
+        blocks = (rows[block] for block in row_blocks(*rows.shape))
+        return cls.from_blocks(blocks, labels, noise_std=noise_std)
+
+    @classmethod
+    def from_blocks(
+        cls, blocks: Iterable[ArrayLike], labels: ArrayLike | None, *, noise_std: ArrayLike
+    ) -> Self:
+        """Sum over rows that arrive in blocks, holding one block at a time.
+
+        Parameters
+        ----------
+        blocks : iterable of array_like of shape (b, d)
+            Consecutive blocks of released rows, such as those of
+            :meth:`Mechanism.release_blocks`.
+        labels, noise_std
+            As for :meth:`from_rows`, of all n rows.
+
+        Raises
+        ------
+        InvalidDataError, InvalidParameterError
+            As :meth:`from_rows`.
+        """
+        y = None if labels is None else check_vector("labels", labels)
+        n = end = 0
+        gram, sums = np.zeros((0, 0)), np.zeros((0, 0))
+        for part in blocks:
+            rows = check_matrix("released", part, finite=False)
+            if n == 0:
+                gram, sums = np.zeros((rows.shape[1],) * 2), np.zeros((2, rows.shape[1]))
+            end = n + rows.shape[0]
+            if y is not None and end > y.size:
+                break
+            weights = np.ones((2, rows.shape[0]))  # Σ y g̃ and Σ g̃ in one product
+            weights[0] = 0.0 if y is None else y[n:end]
+            with np.errstate(over="ignore", invalid="ignore"):
+                gram += rows.T @ rows
+                sums += weights @ rows
+            if not np.isfinite(gram).all():  # a finite Σ g̃ g̃ᵀ has finite rows only
+                require_finite("released", rows)
+                raise InvalidDataError("released must be small enough to square without overflow")
+            n = end
+        if y is not None and y.size != end:
+            raise InvalidDataError(f"labels must have one entry a released row, got {y.size}")
+        if n == 0:
+            raise InvalidDataError("blocks must hold at least one released row, got none")
+        std = _check_noise_std(noise_std, n)
         variance = n * float(std.reshape(-1)[0]) ** 2 if std.size == 1 else float(std @ std)
         return cls(
             num_samples=n,
-            gram=rows.T @ rows,
-            cross=y @ rows,
-            total=rows.sum(axis=0),
-            label_sum=float(y.sum()),
-            label_square_sum=float(y @ y),
+            gram=gram,
+            cross=sums[0],
+            total=sums[1],
+            label_sum=0.0 if y is None else float(y.sum()),
+            label_square_sum=0.0 if y is None else float(y @ y),
             noise_variance_sum=variance,
         )
 
@@ -374,6 +411,18 @@ class DebiasedMoments:
             modulation_scale=joint.modulation_scale,
             noise_fourth=joint.noise_fourth,
         )
+
+
+def _check_noise_std(noise_std: ArrayLike, num_rows: int) -> FloatArray:
+    try:
+        std = np.asarray(noise_std, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidParameterError("noise_std must be numeric") from None
+    if std.shape not in ((), (1,), (num_rows,)):
+        raise InvalidDataError(f"noise_std must be a number or have shape ({num_rows},), got {std.shape}")
+    if not np.isfinite(std).all() or (std < 0).any():
+        raise InvalidParameterError("noise_std must be finite and at least 0")
+    return std
 
 
 def modulation_offset(

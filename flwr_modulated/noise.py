@@ -35,7 +35,7 @@ class NoiseSource(Protocol):
         """Uniform multiples of 2⁻⁵³ in [0, 1); a phase is 2π times one of them."""
 
     def add_gaussian(self, values: FloatArray, noise_std: float) -> FloatArray:
-        """Return `values` plus independent N(0, noise_std²) in each coordinate; may overwrite `values`."""
+        """Return a new array: `values` plus independent N(0, noise_std²) in each coordinate."""
 
 
 class NumpyNoise:
@@ -82,11 +82,11 @@ class NumpyNoise:
         return self._rng.random(size)
 
     def add_gaussian(self, values: FloatArray, noise_std: float) -> FloatArray:
-        """Add N(0, noise_std²) to each coordinate, in place."""
+        """Add N(0, noise_std²) to each coordinate."""
         noise = self._rng.standard_normal(values.shape)
         noise *= noise_std
-        values += noise
-        return values
+        noise += values
+        return noise
 
 
 class DeviceNoise:
