@@ -308,7 +308,7 @@ class Policy:
             delta = 1e-5
             relation = "replace"           # or "distance", "replace_record"; must be said
             radius = 3.0
-            label_scale = 1.0              # "replace_record" only
+            # label_scale = 1.0            # "replace_record" only
             unit = "row"                   # or "client"
             rows_per_client = 1            # unit "client" only
 
