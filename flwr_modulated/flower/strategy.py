@@ -37,6 +37,8 @@ Mode: TypeAlias = Literal["one-shot", "iterative"]
 # Flower's own logger, so that lines appear where its users look for them.
 _logger = getLogger("flwr")
 
+_REASONS_SHOWN = 10
+
 
 class ModulatedStrategy(Strategy):
     """Regression from one privatised release per device, in place of weight averaging.
@@ -137,11 +139,13 @@ class ModulatedStrategy(Strategy):
         if label_scale is not None:
             check_real("label_scale", label_scale, low=0, low_open=True)
         self.estimator: Estimator = Auto() if estimator is None else estimator
-        if not callable(getattr(self.estimator, "estimate", None)):
+        if isinstance(estimator, type) or not callable(getattr(self.estimator, "estimate", None)):
             raise InvalidParameterError(
-                "estimator must have a method estimate(debiased), such as Auto(), Ridge(penalty) or "
-                f"GradientDescent(step), got {type(estimator).__name__}"
+                "estimator must be an object with a method estimate(debiased), such as Auto(), "
+                f"Ridge(penalty) or GradientDescent(step), got {getattr(estimator, '__name__', type(estimator).__name__)}"
             )
+        if not isinstance(modulation, Modulation | None):
+            raise InvalidParameterError(f"modulation must be a Modulation, got {type(modulation).__name__}")
         if pool and isinstance(self.estimator, GradientDescent):
             raise InvalidParameterError(
                 "pool must be False with GradientDescent, which takes one step on each round's moments; "
@@ -345,7 +349,7 @@ class ModulatedStrategy(Strategy):
             joint=self.label_scale is not None,
             screen=self.screen,
         )
-        for reason, count in refused.most_common():
+        for reason, count in _shown(refused):
             _logger.log(WARNING, "\t> Without %d replies: %s", count, reason)
         self._refused += refused
         entry = self._round(request)
@@ -461,11 +465,18 @@ class ModulatedStrategy(Strategy):
         return self.estimator.estimate(debiased)
 
     def _too_few(self, server_round: int, num_valid: int, refused: Counter[str]) -> str:
-        reasons = "; ".join(f"{count} × {reason}" for reason, count in refused.most_common()) or "none given"
+        reasons = "; ".join(f"{count} × {reason}" for reason, count in _shown(refused)) or "none given"
         return (
             f"round {server_round}: {num_valid} valid replies of {len(self._asked)} asked, "
             f"min_replies={self.min_replies}; reasons: {reasons}"
         )
+
+
+def _shown(refused: Counter[str]) -> list[tuple[str, int]]:
+    """The most frequent reasons; devices write them, so there may be as many as devices."""
+    shown = refused.most_common(_REASONS_SHOWN)
+    rest = refused.total() - sum(count for _, count in shown)
+    return [*shown, ("other reasons", rest)] if rest else shown
 
 
 def _public_rng(study: str) -> np.random.Generator:
