@@ -302,16 +302,26 @@ class Results:
     @property
     def pvalues(self) -> FloatArray:
         """Two-sided p-values of each coefficient being zero, shape (p,)."""
-        return np.asarray(2.0 * self._reference().sf(np.abs(self.tvalues)))
+        return np.asarray(2.0 * stats.t.sf(np.abs(self.tvalues), self.df_units))
 
     def cov_params(self) -> FloatArray:
         """Covariance matrix of `params`, shape (p, p)."""
         return self._covariance.copy()
 
+    def critical_value(self, alpha: float = 0.05) -> float:
+        """How many standard errors an interval of level 1 − `alpha` reaches each way."""
+        check_real("alpha", alpha, low=0, high=1, low_open=True, high_open=True)
+        return float(stats.t.isf(alpha / 2.0, self.df_units))
+
+    def standardised(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """`params`, `bse` and `shrunk_params` per standardised feature, each of shape (p,)."""
+        inverse = np.linalg.inv(self._units.matrix)
+        errors = np.sqrt(np.diag(inverse @ self._covariance @ inverse.T))
+        return self._solution.copy(), errors, self._units.to_standardised(self.shrunk_params)
+
     def conf_int(self, alpha: float = 0.05) -> FloatArray:
         """Intervals of level 1 − `alpha`, shape (p, 2): lower and upper ends."""
-        check_real("alpha", alpha, low=0, high=1, low_open=True, high_open=True)
-        half = float(self._reference().isf(alpha / 2.0)) * self.bse
+        half = self.critical_value(alpha) * self.bse
         return np.column_stack([self.params - half, self.params + half])
 
     def wald_test(self, R: ArrayLike, q: ArrayLike = 0.0) -> HypothesisTest:
@@ -444,9 +454,6 @@ class Results:
     def summary(self, alpha: float = 0.05) -> Summary:
         """Table of coefficients with intervals of level 1 − `alpha`, guarantee and caveats."""
         return render_summary(self, alpha)
-
-    def _reference(self) -> stats.rv_frozen:
-        return stats.t(self.df_units) if self.sample.grouped else stats.norm()
 
     def _spare_units(self, used: int) -> float:
         spare = self.sample.effective_units - used
