@@ -211,7 +211,10 @@ def draw_estimates(
     rows = law.draw_rows(num_draws, rng=rng)
     zeros = np.zeros((num_draws, law.num_columns))
     rounds = [law.draw_release(rows, _frames(law, zeros, rng), rng=rng) for _ in range(law.num_releases)]
-    pooled = [DebiasedMoments.pool(parts) for parts in zip(*rounds, strict=True)]
+    if len(rounds) == 1:
+        (pooled,) = rounds
+    else:
+        pooled = [DebiasedMoments.pool(parts) for parts in zip(*rounds, strict=True)]
     return [np.array([estimator.estimate(moments) for moments in pooled]) for estimator in estimators]
 
 

@@ -330,7 +330,7 @@ class TestBestAttackAgainstTheGuarantee:
     """Likelihood-ratio tests on n = 200000 releases of either of two worst neighbours, ε = 2, δ = 1e-5.
 
     The statistic is the excess over the curve in standard errors, at 41 thresholds; accepted up
-    to 6 (41 × 1e-9). Halving the noise must be rejected: the excess is then between 12 and 21.
+    to 6 (41 × 1e-9). Halving the noise must be rejected: the excess is then between 9 and 21.
     """
 
     N = 200_000
