@@ -180,6 +180,14 @@ class Mechanism:
         InvalidDataError, InvalidParameterError
             As :meth:`release`; what concerns the values of a block when it is asked for.
         """
+        source = as_noise_source(rng)
+        mapped, noise_std = self._map_blocks(features, directions, source)
+        return (source.add_gaussian(block, noise_std) for block in mapped)
+
+    def _map_blocks(
+        self, features: ArrayLike, directions: ArrayLike | None, source: NoiseSource
+    ) -> tuple[Iterator[FloatArray], float]:
+        """Clipped and modulated rows, block by block: not private yet; and the std of the noise to add."""
         rows = check_matrix("features", features, finite=False)
         d, m = rows.shape[1], self.modulation.num_directions
         if m > d:
@@ -191,7 +199,6 @@ class Mechanism:
         frame = check_directions(
             np.zeros((d, 0)) if directions is None else directions, num_features=d, num_directions=m
         )
-        source = as_noise_source(rng)
         radius, noise_std = self.guarantee.relation.clip_radius, self.noise_std
         if source.real_arithmetic:
             separation = self.guarantee.relation.separation
@@ -204,17 +211,17 @@ class Mechanism:
                 clip_radius=radius,
             )
 
-        def release(block: FloatArray) -> FloatArray:
+        def mapped(block: FloatArray) -> FloatArray:
             require_finite("features", block)
             with np.errstate(over="ignore", invalid="ignore"):  # the check below says it better
-                mapped = self.modulation.apply(clip_rows(block, radius), frame, rng=source)
-            if mapped is not block and not np.isfinite(mapped).all():
+                values = self.modulation.apply(clip_rows(block, radius), frame, rng=source)
+            if values is not block and not np.isfinite(values).all():
                 raise InvalidDataError(
                     "features must be small enough to modulate without overflow; rescale them"
                 )
-            return source.add_gaussian(mapped, noise_std)
+            return values
 
-        return (release(rows[block]) for block in row_blocks(*rows.shape))
+        return (mapped(rows[block]) for block in row_blocks(*rows.shape)), noise_std
 
     def describe(self, noise_source: NoiseSource | None = None) -> str:
         """What this mechanism hides and what it does not, in words for a non-expert.
