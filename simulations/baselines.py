@@ -6,13 +6,15 @@ both have the same law.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import FedAvg
 
+from flwr_modulated import InsufficientRepliesError
 from flwr_modulated._typing import FloatArray
 from flwr_modulated.flower.records import FIT_ARRAYS, FIT_CONFIG
 
@@ -62,9 +64,32 @@ class LocalDpClient(NumPyClient):
         return [beta - self._settings.step * gradients.mean(axis=0)], len(self._labels), {}
 
 
+class CompleteFedAvg(FedAvg):
+    """Flower's FedAvg, which goes on without the nodes that failed: here every node counts."""
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the models of all nodes.
+
+        Raises
+        ------
+        InsufficientRepliesError
+            If a node has failed or not answered.
+        """
+        replies = list(replies)
+        failed = [message.error.reason for message in replies if message.has_error()]
+        if failed or len(replies) < self.min_train_nodes:
+            raise InsufficientRepliesError(
+                f"round {server_round}: {len(replies) - len(failed)} models of {self.min_train_nodes} nodes"
+                + "".join(f"; {reason.strip().splitlines()[-1]}" for reason in failed[:1])
+            )
+        return super().aggregate_train(server_round, replies)
+
+
 def fedavg_for_numpy_clients(num_nodes: int) -> FedAvg:
-    """Flower's FedAvg, told to use the records that a ``NumPyClient`` reads and writes."""
-    strategy = FedAvg(
+    """FedAvg over all nodes, told to use the records that a ``NumPyClient`` reads and writes."""
+    strategy = CompleteFedAvg(
         min_train_nodes=num_nodes,
         min_available_nodes=num_nodes,
         weighted_by_key="num_examples",

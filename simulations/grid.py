@@ -45,9 +45,11 @@ def read_grid(config: DictConfig, overrides: Sequence[str]) -> list[Cell]:
     assert isinstance(variants, dict)
     for name in variants:
         check_name("variants", name, methods)
+    # Not the guarantee's own epsilon, which classical accounting may refuse.
+    first = [f"guarantee.epsilon={epsilons[0]}"]
     prototypes = {
         task: [
-            _prototype([*kept, f"task={task}", f"method={method}", *changes], variant, epsilons)
+            _prototype([*kept, f"task={task}", f"method={method}", *first, *changes], variant, epsilons)
             for method in methods
             for variant, changes in (variants.get(method) or {"": []}).items()
         ]

@@ -147,13 +147,14 @@ def plot_comparison(records: Sequence[Record]) -> Figure:
 
 def guarantee_caption(records: Sequence[Record]) -> str:
     """State δ, accounting, and each method's relation."""
-    first = records[0]
     relations: dict[str, list[str]] = defaultdict(list)
     for record in records:
         if record["method"] not in relations[record["relation"]]:
             relations[record["relation"]].append(record["method"])
     stated = "; ".join(f"{relation}: {', '.join(methods)}" for relation, methods in relations.items())
-    return f"δ = {first['delta']:g}, accounting {first['accounting']}, unit row. Relation {stated}."
+    deltas = " or ".join(f"{delta:g}" for delta in sorted({record["delta"] for record in records}))
+    accounting = " or ".join(sorted({record["accounting"] for record in records}))
+    return f"δ = {deltas}, accounting {accounting}, unit row. Relation {stated}."
 
 
 def _epsilons(records: Sequence[Record]) -> list[float]:

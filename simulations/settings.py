@@ -126,7 +126,7 @@ class LocalDpTunedConfig(MethodConfig):
     """The same, with the settings that do best on the validation split."""
 
     name: str = "local_dp_fedavg_tuned"
-    tuning: str = "grid"  # once for all epsilons, or for each: "epsilon"
+    tuning: str = "epsilon"  # anew for each epsilon, or once for all: "grid"
 
 
 @dataclass
@@ -321,7 +321,8 @@ def exit_on_error() -> Iterator[None]:
     try:
         yield
     except ModulatedError as error:
-        raise SystemExit(f"{type(error).__name__}: {error}") from None
+        cell = "".join(f" [{note}]" for note in getattr(error, "__notes__", ()))
+        raise SystemExit(f"{type(error).__name__}: {error}{cell}") from None
 
 
 def _plain(node: Any) -> dict[str, Any]:

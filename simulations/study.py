@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -21,7 +22,14 @@ from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from flwr_modulated import Auto, GradientDescent, ModulatedClient, ModulatedStrategy, Ridge
+from flwr_modulated import (
+    Auto,
+    GradientDescent,
+    ModulatedClient,
+    ModulatedError,
+    ModulatedStrategy,
+    Ridge,
+)
 from flwr_modulated._typing import FloatArray
 from flwr_modulated.datasets import ols_r2, partition, r2_score
 from flwr_modulated.estimators import Estimator
@@ -144,13 +152,25 @@ def run_study(
 
         def server(grid: Grid) -> None:
             for cell in hosted:
-                keep(_run_cell(cell, table.name(cell, first_seed), grid, engine))
+                with _named(cell):
+                    keep(_run_cell(cell, table.name(cell, first_seed), grid, engine))
 
         run_federation(server, make_client_app(table, first_seed), engine)
     for cell in cells:
         if cell.method_name in FLOWER_DP:
-            keep(_run_flower_dp(cell))
+            with _named(cell):
+                keep(_run_flower_dp(cell))
     return records
+
+
+@contextmanager
+def _named(cell: Cell) -> Iterator[None]:
+    """Add to an error which cell it comes from."""
+    try:
+        yield
+    except ModulatedError as error:
+        error.add_note(f"{cell.task} {cell.method_name} ε={cell.epsilon:g} seed={cell.seed}")
+        raise
 
 
 def local_dp_settings(cell: Cell) -> LocalDp:
@@ -281,7 +301,7 @@ def _run_modulated(cell: Cell, name: str, grid: Grid, engine: Engine) -> tuple[F
 
 def _run_fedavg(cell: Cell, name: str, grid: Grid, engine: Engine) -> tuple[FloatArray, Record]:
     settings = local_dp_settings(cell)
-    iterates: list[FloatArray] = []
+    iterates: list[FloatArray] = []  # the first is the start
 
     def keep_iterate(server_round: int, arrays: ArrayRecord) -> None:
         iterates.append(np.asarray(arrays.to_numpy_ndarrays()[0], dtype=np.float64))
@@ -293,8 +313,6 @@ def _run_fedavg(cell: Cell, name: str, grid: Grid, engine: Engine) -> tuple[Floa
         train_config=ConfigRecord({"study": name}),
         evaluate_fn=keep_iterate,
     )
-    if len(iterates) != 1 + cell.num_rounds:  # the first is the start
-        raise RuntimeError(f"{len(iterates) - 1} rounds of {cell.num_rounds} gave a model")
     beta = np.mean(iterates[-settings.tail_length :], axis=0)
     # Its noise hides any replacement of a record, whatever relation the others have.
     noise_std = 2.0 * settings.clip * local_dp_multiplier(cell)

@@ -25,7 +25,7 @@ from ..inference import ReportOptions, Results
 from ..modulation import Modulation, draw_directions
 from ..moments import DebiasedMoments
 from ..sample import Sample
-from .nodes import wait_for_nodes
+from .nodes import wait_for_newcomers, wait_for_nodes
 from .records import PROTOCOL_VERSION, Payload, Request
 from .screening import Screen, sort_replies
 from .state import Round, StudyState
@@ -75,12 +75,19 @@ class ModulatedStrategy(Strategy):
     min_train_nodes : int, default 1
         Ask at least so many nodes, as long as there are that many to ask.
     min_available_nodes : int, default 2
-        Wait for so many connected nodes before asking any: set it to the number
-        the study expects.
+        Wait for so many connected nodes before asking the first: set it to the number
+        the study expects. Nodes that are lost later stop a study only through
+        `min_replies`.
     min_replies : int, default 1
         Raise if fewer nodes have answered validly (in one-shot mode: so far).
+    grace_rounds : int, default 0
+        In one-shot mode, how many rounds at the start may have fewer than
+        `min_replies` with a warning, since later rounds collect more.
     wait_timeout : float, default 600.0
         Seconds to wait for `min_available_nodes`.
+    late_timeout : float, default 0.0
+        In one-shot mode, seconds that each later round waits for a node that has not
+        been heard from, if none is connected.
     checkpoint : path-like, optional
         File that keeps what was heard after each round, replaced atomically. If it is
         there at the start, the study goes on from it and asks nobody again.
@@ -126,7 +133,9 @@ class ModulatedStrategy(Strategy):
         min_train_nodes: int = 1,
         min_available_nodes: int = 2,
         min_replies: int = 1,
+        grace_rounds: int = 0,
         wait_timeout: float = 600.0,
+        late_timeout: float = 0.0,
         checkpoint: str | PathLike[str] | None = None,
         study: str = "",
         message_type: str = "train",
@@ -140,9 +149,10 @@ class ModulatedStrategy(Strategy):
             check_real("label_scale", label_scale, low=0, low_open=True)
         self.estimator: Estimator = Auto() if estimator is None else estimator
         if isinstance(estimator, type) or not callable(getattr(self.estimator, "estimate", None)):
+            given = estimator if isinstance(estimator, type) else type(estimator)
             raise InvalidParameterError(
                 "estimator must be an object with a method estimate(debiased), such as Auto(), "
-                f"Ridge(penalty) or GradientDescent(step), got {getattr(estimator, '__name__', type(estimator).__name__)}"
+                f"Ridge(penalty) or GradientDescent(step), got {given.__name__}"
             )
         if not isinstance(modulation, Modulation | None):
             raise InvalidParameterError(f"modulation must be a Modulation, got {type(modulation).__name__}")
@@ -150,6 +160,10 @@ class ModulatedStrategy(Strategy):
             raise InvalidParameterError(
                 "pool must be False with GradientDescent, which takes one step on each round's moments; "
                 "use Auto() or Ridge(penalty)"
+            )
+        if check_int("grace_rounds", grace_rounds, low=0) and mode != "one-shot":
+            raise InvalidParameterError(
+                "grace_rounds must be 0 in mode='iterative', where a round does not make up for another"
             )
         if check_int("evaluation_folds", evaluation_folds, low=0) == 1:
             raise InvalidParameterError("evaluation_folds must be 0 or at least 2, got 1")
@@ -164,7 +178,9 @@ class ModulatedStrategy(Strategy):
         self.min_train_nodes = check_int("min_train_nodes", min_train_nodes, low=1)
         self.min_available_nodes = check_int("min_available_nodes", min_available_nodes, low=1)
         self.min_replies = check_int("min_replies", min_replies, low=1)
+        self.grace_rounds = grace_rounds
         self.wait_timeout = check_real("wait_timeout", wait_timeout, low=0)
+        self.late_timeout = check_real("late_timeout", late_timeout, low=0)
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.study = study
         self.message_type = message_type
@@ -304,8 +320,13 @@ class ModulatedStrategy(Strategy):
         if server_round <= self._num_resumed:
             _logger.log(INFO, "configure_train: round %s is in the checkpoint, asking nobody", server_round)
             return []
-        available = wait_for_nodes(grid, self.min_available_nodes, timeout=self.wait_timeout)
-        nodes = self._choose(available)
+        heard = self._heard()
+        if self._request is None:
+            available = wait_for_nodes(grid, self.min_available_nodes, timeout=self.wait_timeout, heard=heard)
+        else:
+            patience = self.late_timeout if self.mode == "one-shot" else 0.0
+            available = wait_for_newcomers(grid, heard, timeout=patience)
+        nodes = self._choose(available, heard)
         self._request = self._next_request(server_round)
         self._asked = set(nodes)
         _logger.log(INFO, "configure_train: Asking %s nodes (out of %s)", len(nodes), len(available))
@@ -353,13 +374,19 @@ class ModulatedStrategy(Strategy):
             _logger.log(WARNING, "\t> Without %d replies: %s", count, reason)
         self._refused += refused
         entry = self._round(request)
-        entry.replies.update(valid)
+        if moved := entry.add(valid):
+            _logger.log(INFO, "\t> %d releases are here already: their nodes came back under new ids", moved)
         self._state.bytes_received += sum(
             array.nbytes for reply in valid.values() for array in reply.to_arrays()
         )
         if len(entry.replies) < self.min_replies:
             self._save()  # what did arrive is not asked for again
-            raise InsufficientRepliesError(self._too_few(server_round, len(entry.replies), refused))
+            too_few = self._too_few(server_round, len(entry.replies), refused)
+            if server_round > self.grace_rounds:
+                raise InsufficientRepliesError(too_few)
+            _logger.log(WARNING, "\t> Too few so far: %s", too_few)
+            if not entry.replies:
+                return None, None
         debiased = self._state.debias(self.label_scale)
         beta = self._estimate(debiased)
         self.debiased = debiased
@@ -395,7 +422,8 @@ class ModulatedStrategy(Strategy):
             round's releases.
         """
         stepping = self.mode == "iterative" and isinstance(self.estimator, GradientDescent)
-        if self.evaluation_folds == 0 or stepping or server_round <= self._num_resumed:
+        nothing = not any(entry.replies for entry in self._state.rounds)
+        if self.evaluation_folds == 0 or stepping or nothing or server_round <= self._num_resumed:
             return None
         sample = self.sample()
         if sample.num_units < 2:
@@ -409,9 +437,14 @@ class ModulatedStrategy(Strategy):
         }
         return MetricRecord({name: float(value) for name, value in estimates.items()})
 
-    def _choose(self, available: list[int]) -> list[int]:
-        """Choose the nodes to ask; in one-shot mode only those not heard from yet."""
-        heard = self._state.rounds[0].replies if self.mode == "one-shot" and self._state.rounds else {}
+    def _heard(self) -> frozenset[int]:
+        """Nodes that are not asked again: in one-shot mode those that have answered."""
+        if self.mode == "one-shot" and self._state.rounds:
+            return frozenset(self._state.rounds[0].replies)
+        return frozenset()
+
+    def _choose(self, available: list[int], heard: frozenset[int]) -> list[int]:
+        """Choose the nodes to ask."""
         open_nodes = [node for node in available if node not in heard]
         wanted = max(round(self.fraction_train * len(available)), self.min_train_nodes)
         if wanted >= len(open_nodes):
