@@ -180,6 +180,11 @@ class RowsReply:
         """Key that orders replies by content: node ids and arrival differ from run to run."""
         return tuple(self.released[0])
 
+    @property
+    def has_noise(self) -> bool:
+        """Whether two equal replies must be one release: noise never comes twice."""
+        return bool((self.noise_std > 0).all())
+
     def moments(self) -> list[Moments]:
         """Sum the rows of each noise level."""
         if len(self.noise_std) == 1:
@@ -241,6 +246,11 @@ class MomentsReply:
     def sort_key(self) -> tuple[float, ...]:
         """Key that orders replies by content: node ids and arrival differ from run to run."""
         return tuple(self.sums.total)
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether two equal replies must be one release: noise never comes twice."""
+        return self.sums.noise_variance_sum > 0
 
     def moments(self) -> list[Moments]:
         """The sums, which count as one noise level."""

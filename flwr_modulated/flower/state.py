@@ -30,6 +30,29 @@ class Round:
     request: Request
     replies: dict[int, Reply] = field(default_factory=dict)
 
+    def add(self, replies: dict[int, Reply]) -> int:
+        """Take in replies by node, and count each release once.
+
+        A SuperNode that restarts without a key of its own comes back under another
+        id, and its ledger gives the same release again: that one moves to the new id.
+
+        Returns
+        -------
+        int
+            How many moved.
+        """
+        owners = {reply.sort_key: node for node, reply in self.replies.items() if reply.has_noise}
+        moved = 0
+        for node, reply in replies.items():
+            if reply.has_noise:
+                before = owners.get(reply.sort_key, node)
+                owners[reply.sort_key] = node
+                if before != node:
+                    del self.replies[before]
+                    moved += 1
+            self.replies[node] = reply
+        return moved
+
     def rows(self) -> tuple[RowsReply | None, list[str]]:
         """All released rows put together, and for each its node and place there.
 
