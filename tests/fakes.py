@@ -35,6 +35,15 @@ def wire_bytes(item: Any) -> bytes:
     return item.deflate() + b"".join(wire_bytes(part) for part in (item.children or {}).values())
 
 
+def varint(number: int) -> bytes:
+    """A whole number in Protocol Buffers' encoding."""
+    encoded = b""
+    while number > 127:
+        encoded += bytes([number % 128 + 128])
+        number //= 128
+    return encoded + bytes([number])
+
+
 def reply_content(arrays: Sequence[np.ndarray], *, count: int = 1, **changes: Any) -> RecordDict:
     """A reply written down by hand, in the layout of Flower's compatibility records."""
     metrics = {"protocol-version": 1, "server-round": 1, "payload": "rows"}

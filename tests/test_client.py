@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import call, over_the_wire, wire_bytes
+from fakes import call, over_the_wire, varint, wire_bytes
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.client import Client
 from flwr.clientapp import ClientApp
@@ -166,15 +166,6 @@ def test_neither_rows_nor_seed_are_in_the_message(style: Style) -> None:
     assert features[0, 0].tobytes() not in data
     for encoded in (str(seed).encode(), struct.pack("<i", seed), struct.pack(">i", seed), varint(seed)):
         assert encoded not in data
-
-
-def varint(number: int) -> bytes:
-    """A whole number in Protocol Buffers' encoding."""
-    encoded = b""
-    while number > 127:
-        encoded += bytes([number % 128 + 128])
-        number //= 128
-    return encoded + bytes([number])
 
 
 @pytest.mark.parametrize("payload", ["rows", "moments"])
