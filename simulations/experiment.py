@@ -121,4 +121,5 @@ def _quiet_worker() -> None:
 def _label(record: Record) -> str:
     if record["kind"] == "search":
         return f"{record['task']} search of {record['method']} seed={record['seed']}"
-    return f"{record['task']} {record['method']} ε={record['epsilon']:g} seed={record['seed']}"
+    epsilon = "" if record["epsilon"] is None else f" ε={record['epsilon']:g}"
+    return f"{record['task']} {record['method']}{epsilon} seed={record['seed']}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,8 @@ FLOWER_CENTRAL = (
     "flower_adaptive_client",
 )
 FLOWER_DP = ("flower_local_dp", *FLOWER_CENTRAL)
-METHODS = (*MODULATED, *LOCAL_DP, *FLOWER_DP)
+NOT_PRIVATE = "ols"
+METHODS = (*MODULATED, *LOCAL_DP, *FLOWER_DP, NOT_PRIVATE)
 SYNTHETIC = "synthetic"
 RELATIONS = ("distance", "replace", "replace_record")
 
@@ -138,6 +139,13 @@ class FlowerDpConfig(MethodConfig):
 
 
 @dataclass
+class OlsConfig(MethodConfig):
+    """Least squares on the rows themselves: not private, not federated."""
+
+    name: str = NOT_PRIVATE
+
+
+@dataclass
 class GuaranteeConfig:
     """Group ``guarantee``."""
 
@@ -185,6 +193,7 @@ def register() -> None:
     for node in (AutoConfig, RidgeConfig, IterativeConfig, LocalDpFedAvgConfig, LocalDpTunedConfig):
         store.store(group="method", name=f"schema_{node.name}", node=node)
     store.store(group="method", name="schema_flower_dp", node=FlowerDpConfig)
+    store.store(group="method", name="schema_ols", node=OlsConfig)
     store.store(group="guarantee", name="schema_guarantee", node=GuaranteeConfig)
     store.store(group="engine", name="schema_engine", node=EngineConfig)
 
@@ -300,7 +309,14 @@ def read_engine(config: DictConfig) -> Engine:
 
 
 def read_cell(config: DictConfig) -> Cell:
-    """The one cell that ``run`` runs: task, method, guarantee, seed."""
+    """The one cell that ``run`` runs: task, method, guarantee, seed.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is out of range, or a key was added that nothing reads.
+    """
+    _refuse_added_keys(config)
     guarantee = _plain(config.guarantee)
     method = _plain(config.method)
     if "tuning" in method:
@@ -323,6 +339,20 @@ def exit_on_error() -> Iterator[None]:
     except ModulatedError as error:
         cell = "".join(f" [{note}]" for note in getattr(error, "__notes__", ()))
         raise SystemExit(f"{type(error).__name__}: {error}{cell}") from None
+
+
+def _refuse_added_keys(node: DictConfig, path: str = "") -> None:
+    """Hydra's ``+key=value`` adds to a structured config: a misspelt key would be lost."""
+    kind = OmegaConf.get_type(node)
+    if not is_dataclass(kind):
+        return
+    known = {entry.name for entry in fields(kind)}
+    for key in node:
+        name = f"{path}{key}"
+        if key not in known:
+            raise InvalidParameterError(f"{name} is not a setting; known here: {', '.join(sorted(known))}")
+        if not OmegaConf.is_missing(node, key) and isinstance(node[key], DictConfig):
+            _refuse_added_keys(node[key], f"{name}.")
 
 
 def _plain(node: Any) -> dict[str, Any]:

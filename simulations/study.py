@@ -21,6 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from scipy.linalg import lstsq
 
 from flwr_modulated import (
     Auto,
@@ -33,6 +34,7 @@ from flwr_modulated import (
 from flwr_modulated._typing import FloatArray
 from flwr_modulated.datasets import ols_r2, partition, r2_score
 from flwr_modulated.estimators import Estimator
+from flwr_modulated.reconstruction import inversion_error, prior_error
 
 from .baselines import LocalDpClient, fedavg_for_numpy_clients
 from .data import cell_split, true_coefficients
@@ -40,7 +42,7 @@ from .engines import run_federation
 from .flower_dp import run_flower_dp
 from .local_dp import REPLACE_ANY_RECORD, LocalDp, noise_multiplier
 from .records import Record
-from .settings import FLOWER_DP, LOCAL_DP, Cell, Engine
+from .settings import FLOWER_DP, LOCAL_DP, MODULATED, NOT_PRIVATE, Cell, Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ def run_study(
         if on_record is not None:
             on_record(record)
 
-    hosted = [cell for cell in cells if cell.method_name not in FLOWER_DP]
+    hosted = [cell for cell in cells if cell.method_name in (*MODULATED, *LOCAL_DP)]
     if hosted:
         table, first_seed = CellTable.of(hosted), min(cell.seed for cell in hosted)
 
@@ -160,6 +162,8 @@ def run_study(
         if cell.method_name in FLOWER_DP:
             with _named(cell):
                 keep(_run_flower_dp(cell))
+        elif cell.method_name == NOT_PRIVATE:
+            keep(_run_ols(cell))
     return records
 
 
@@ -223,6 +227,15 @@ def _run_flower_dp(cell: Cell) -> Record:
     return _record(cell, beta, seconds, "inprocess", len(split.train_labels), details)
 
 
+def _run_ols(cell: Cell) -> Record:
+    split = cell_split(cell)
+    begin = time.perf_counter()
+    beta = lstsq(split.train_features, split.train_labels)[0]
+    nothing = dict.fromkeys(("epsilon", "delta", "relation", "unit", "accounting"))
+    details = {**nothing, "threat_model": "not private"}
+    return _record(cell, beta, time.perf_counter() - begin, "none", 0, details)
+
+
 def _record(
     cell: Cell, beta: FloatArray, seconds: float, engine: str, num_nodes: int, details: Record
 ) -> Record:
@@ -254,6 +267,7 @@ def _record(
         },
         "num_clients": len(split.train_labels),
         "num_features": split.num_features,
+        "num_rows": sum(map(len, (split.train_labels, split.validation_labels, split.test_labels))),
         "num_nodes": num_nodes,
         "engine": engine,
         "seed": cell.seed,
@@ -292,11 +306,36 @@ def _run_modulated(cell: Cell, name: str, grid: Grid, engine: Engine) -> tuple[F
         "noise_std": cell.policy.mechanism(cell.modulation).noise_std,
         "bytes_received": strategy.bytes_received,
     }
+    details |= _reconstruction(cell, details["noise_std"])
     if iterative:
         details["r2_average_iterate"] = r2_score(
             split.test_features, split.test_labels, strategy.average_iterate
         )
     return strategy.iterates[-1], details
+
+
+def _reconstruction(cell: Cell, noise_std: float) -> Record:
+    """Mean squared error per feature of two attackers who hold all T releases of a row.
+
+    One is unbiased and averages them; one knows mean and covariance of the population. Only where
+    rows are released whole: elsewhere they would reconstruct the clipped row.
+    """
+    if cell.relation != "distance":
+        return {}
+    root = np.sqrt(cell.num_rounds)  # T releases are one with 1/T of the noise and of the cosines
+    modulation = replace(cell.modulation, amplitude=cell.modulation.amplitude / root)
+    split = cell_split(cell)
+    return {
+        "reconstruction_error": inversion_error(
+            num_features=split.num_features, modulation=modulation, noise_std=noise_std / root
+        ),
+        "reconstruction_error_prior": prior_error(
+            np.eye(split.num_features)[:, : modulation.num_directions],
+            modulation=modulation,
+            noise_std=noise_std / root,
+            prior_covariance=np.cov(split.train_features.T),
+        ),
+    }
 
 
 def _run_fedavg(cell: Cell, name: str, grid: Grid, engine: Engine) -> tuple[FloatArray, Record]:

@@ -26,7 +26,7 @@ from .study import versions
 TUNED = "local_dp_fedavg_tuned"
 FIELDS = ("num_rounds", "clip", "step", "clip_ratio", "tail")
 # Settings simulated at once: more would not fit the processor's cache.
-_BLOCK = 32
+_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class SearchSpace:
     """The grid; `repeats` noise draws are averaged for each setting."""
 
     num_rounds: tuple[int, ...] = (5, 10, 20, 40)
-    clip: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
-    step: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+    clip: tuple[float, ...] = (0.05, 0.2, 0.7, 2.5)
+    step: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8, 1.6)
     clip_ratio: tuple[float, ...] = (1.0, 0.3, 0.1)
     tail: tuple[float, ...] = (0.0, 0.5)
     repeats: int = 2
@@ -77,8 +77,9 @@ def search(cell: Cell, space: SearchSpace = SPACE) -> Record:
     -------
     dict
         A record of kind "search": ``settings``, their ``r2_validation`` (one row a
-        setting, one column an ε), and the indices ``selected`` (highest mean over the grid)
-        and ``selected_by_epsilon``.
+        setting, one column an ε), and the indices ``selected`` (highest mean over the grid,
+        where worse than the mean label counts as the mean label: or one hopeless ε would
+        decide) and ``selected_by_epsilon``.
     """
     begin = time.perf_counter()
     split = cell_split(cell)
@@ -119,7 +120,7 @@ def search(cell: Cell, space: SearchSpace = SPACE) -> Record:
         "fields": list(FIELDS),
         "settings": settings,
         "r2_validation": np.maximum(table, -9.0).round(3).tolist(),
-        "selected": int(table.mean(axis=1).argmax()),
+        "selected": int(np.maximum(table, 0.0).mean(axis=1).argmax()),
         "selected_by_epsilon": table.argmax(axis=0).tolist(),
         "seconds": round(time.perf_counter() - begin, 3),
         "versions": versions(),
