@@ -36,9 +36,9 @@ def expected_variance(rows: FloatArray, labels: FloatArray, beta: FloatArray, si
     return within / (K * (1 - ALPHA) ** 2) + between / (K * (1 - ALPHA) ** 4)
 
 
-def mechanism_of(m: int) -> Mechanism:
-    # σ is about 0.66: noise and modulation both matter in the sum.
-    return Mechanism(Modulation(ALPHA, LAM, OMEGA, m), Guarantee(3.0, 1e-2, Distance(1.0)), 1, "marginal")
+def mechanism_of(m: int, epsilon: float = 3.0) -> Mechanism:
+    # At ε = 3 σ is 0.66: noise and modulation both matter in the sum. At ε = 1 σ is 1.5.
+    return Mechanism(Modulation(ALPHA, LAM, OMEGA, m), Guarantee(epsilon, 1e-2, Distance(1.0)), 1, "marginal")
 
 
 def check_exact_variance() -> None:
@@ -69,11 +69,9 @@ def gradients_of(
     return np.array([gradient(beta, part.debias(modulation, directions)) for part in moments])
 
 
-def replicate(
-    rng: np.random.Generator, m: int, replications: int, beta: FloatArray
-) -> tuple[FloatArray, float]:
-    """Errors G − ∇F of independent releases of the same rows, and σ."""
-    mechanism = mechanism_of(m)
+def replicate(rng: np.random.Generator, m: int, epsilon: float, beta: FloatArray) -> tuple[FloatArray, float]:
+    """Errors G − ∇F of R = 12 000 independent releases of the same rows, and σ."""
+    replications, mechanism = 12_000, mechanism_of(m, epsilon)
     directions = draw_directions(4, m, orthogonal_to=BETA, rng=rng)
     released = mechanism.release(np.tile(ROWS, (replications, 1)), directions, rng=rng)
     gradients = gradients_of(released.reshape(replications, 3, 4), LABELS, mechanism, directions, beta)
@@ -87,7 +85,7 @@ def check_sampled_variance(rng: np.random.Generator, sizes: tuple[int, ...] = (2
     (two-sided 6e-7). Catches σ² off by 10 % (10 of them) and the scale λ/m for λ/√m (16 at m = 2).
     """
     for m in sizes:
-        errors, sigma = replicate(rng, m, 12_000, BETA)
+        errors, sigma = replicate(rng, m, 3.0, BETA)
         squares = (errors**2).sum(axis=1)
         standard_error = squares.std() / math.sqrt(len(squares))
         assert standard_error < 0.015 * squares.mean()
@@ -97,13 +95,12 @@ def check_sampled_variance(rng: np.random.Generator, sizes: tuple[int, ...] = (2
 def check_sampled_mean(rng: np.random.Generator, sizes: tuple[int, ...] = (2,)) -> None:
     """G is unbiased, also at a β that is not orthogonal to the directions.
 
-    Statistic: Hotelling's T² of the mean of G − ∇F over R = 6000 replications, χ²₄ under the null;
-    rejected below p = 1e-6 (a shift of one coordinate by 6.5 of its standard errors). Catches a missing
-    λ²/(2m) term (which is invisible where β ⊥ V) and σ² off by 10 % in the debiasing.
+    Statistic: Hotelling's T² of the mean of G − ∇F over R = 12 000 replications with much noise, χ²₄ under
+    the null; rejected below p = 1e-6, above 33. Catches a missing λ²/(2m) term, which is invisible where
+    β ⊥ V (T² about 300), and σ² off by 10 % in the debiasing (T² about 120).
     """
-    tilted = np.array([-0.4, 0.8, 1.0, 0.7])
     for m in sizes:
-        errors, _ = replicate(rng, m, 6000, tilted)
+        errors, _ = replicate(rng, m, 1.0, np.ones(4))
         mean = errors.mean(axis=0)
         distance = len(errors) * mean @ np.linalg.solve(np.cov(errors.T), mean)
         assert stats.chi2(4).sf(distance) > 1e-6
