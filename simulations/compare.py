@@ -1,8 +1,9 @@
 """The main job: the methods against each other over ε, ``python -m simulations.compare``.
 
-Writes ``records.jsonl``, ``table.md`` and ``r2.png`` to Hydra's output directory and prints
-the table. ``engine=inprocess num_splits=20`` gives medians with a spread; ``+experiment=paper``
-the paper's conventions on all five tasks.
+Writes ``records.jsonl``, tables (``comparison.md``, ``.csv``) and a figure (``comparison.png``,
+``.svg``) to Hydra's output directory and prints the tables. ``engine=inprocess num_splits=20``
+gives medians with a spread; ``+experiment=NAME`` runs an experiment of ``conf/experiment``, which
+goes on where it stopped: finished runs are read from ``results/NAME``.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from .experiment import run_experiment
+from .experiment import SEARCHES, run_experiment
 from .grid import read_grid
-from .records import RECORDS
-from .report import comparison_markdown, comparison_tables, plot_comparison
+from .records import RECORDS, recover_records
+from .report import build_report, write_report
 from .settings import CONF_DIR, exit_on_error, read_engine, register
 
 register()
@@ -60,11 +61,12 @@ def _compare(config: DictConfig) -> None:
             progress.update(task, completed=done, total=total, description=label)
 
         records = run_experiment(cells, engine, output, workers=config.workers, on_progress=show)
-    for table in comparison_tables(records):
-        console.print(table)
-    (output / "table.md").write_text(comparison_markdown(records), encoding="utf-8")
-    plot_comparison(records).savefig(output / "r2.png", dpi=150)
-    console.print(f"table: {output / 'table.md'}\nfigure: {output / 'r2.png'}")
+    searches = recover_records(output / SEARCHES)
+    report = build_report(config.experiment, [*records, *searches])
+    for sheet in report.sheets:
+        console.print(sheet.rich())
+    for path in write_report(report, config.experiment or "comparison", output):
+        console.print(f"written: {path}", soft_wrap=True)
 
 
 if __name__ == "__main__":
