@@ -103,6 +103,10 @@ class Moments:
             As :meth:`from_rows`.
         """
         y = None if labels is None else check_vector("labels", labels)
+        with np.errstate(over="ignore"):
+            label_square_sum = 0.0 if y is None else float(y @ y)
+        if not np.isfinite(label_square_sum):
+            raise InvalidDataError("labels must be small enough to square without overflow")
         n = end = 0
         gram, sums = np.zeros((0, 0)), np.zeros((0, 0))
         for part in blocks:
@@ -117,7 +121,7 @@ class Moments:
             with np.errstate(over="ignore", invalid="ignore"):
                 gram += rows.T @ rows
                 sums += weights @ rows
-            if not np.isfinite(gram).all():  # a finite Σ g̃ g̃ᵀ has finite rows only
+            if not np.isfinite(gram).all():  # a finite Σ g̃ g̃ᵀ has finite rows only, and a finite Σ y g̃
                 require_finite("released", rows)
                 raise InvalidDataError("released must be small enough to square without overflow")
             n = end
@@ -133,7 +137,7 @@ class Moments:
             cross=sums[0],
             total=sums[1],
             label_sum=0.0 if y is None else float(y.sum()),
-            label_square_sum=0.0 if y is None else float(y @ y),
+            label_square_sum=label_square_sum,
             noise_variance_sum=variance,
         )
 

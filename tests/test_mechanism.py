@@ -277,6 +277,17 @@ class TestContract:
         b = mechanism_of(Modulation()).release([[1.0, 2.0]], np.zeros((2, 0)), rng=np.random.default_rng(4))
         np.testing.assert_array_equal(a, b)
 
+    @pytest.mark.parametrize("case", CASES)
+    def test_blocks_are_the_same_release(self, case: str) -> None:
+        """More rows than one block holds: byte for byte, phases and noise never repeated."""
+        mechanism, m = CASES[case]
+        rows, directions = np.tile([0.3, -0.2, 0.1], (50_000, 1)), np.eye(3)[:, :m]
+        whole = mechanism.release(rows, directions, rng=np.random.default_rng(3))
+        blocks = list(mechanism.release_blocks(rows, directions, rng=np.random.default_rng(3)))
+        assert len(blocks) > 1
+        np.testing.assert_array_equal(np.concatenate(blocks), whole)
+        assert len(np.unique(whole)) > 0.999 * whole.size
+
     def test_frozen(self) -> None:
         with pytest.raises(FrozenInstanceError):
             mechanism_of().num_releases = 3  # type: ignore[misc]

@@ -201,9 +201,63 @@ class TestSums:
     def test_one_noise_or_one_a_row(self, std: object) -> None:
         assert Moments.from_rows(ROWS, LABELS, noise_std=std).noise_variance_sum == 12
 
+    def test_blocks_are_rows(self) -> None:
+        """More rows than one block holds, with their own labels and noise; whole numbers, so to the bit."""
+        rng = np.random.default_rng(2)
+        rows, labels = rng.integers(-9, 10, (40_000, 3)) * 1.0, rng.integers(-9, 10, 40_000) * 1.0
+        std = np.arange(40_000) % 5 * 1.0
+        whole = Moments.from_rows(rows, labels, noise_std=std)
+        np.testing.assert_array_equal(whole.gram, np.einsum("ni,nj->ij", rows, rows))
+        np.testing.assert_array_equal(whole.cross, np.einsum("n,ni->i", labels, rows))
+        cut = Moments.from_blocks(np.split(rows, [1, 7, 30_000]), labels, noise_std=std)
+        np.testing.assert_array_equal(numbers(cut), numbers(whole))
+
     def test_other_types_do_not_add(self) -> None:
         with pytest.raises(TypeError):
             Moments.from_rows(ROWS, LABELS, noise_std=1.0) + 1  # type: ignore[operator]
+
+
+class TestCombine:
+    """Groups of rows with different noise."""
+
+    def groups(self, *sigmas: float) -> list[DebiasedMoments]:
+        rng = np.random.default_rng(1)
+        counts = (30, 50, 20)
+        return [
+            Moments.from_rows(rng.standard_normal((k, 2)), rng.standard_normal(k), noise_std=s).debias()
+            for k, s in zip(counts, sigmas, strict=False)
+        ]
+
+    def test_equal_noise_pools(self) -> None:
+        groups = self.groups(0.7, 0.7, 0.7)
+        got, wanted = DebiasedMoments.combine(groups), DebiasedMoments.pool(groups)
+        for field in fields(DebiasedMoments):
+            np.testing.assert_allclose(getattr(got, field.name), getattr(wanted, field.name), rtol=1e-12)
+
+    def test_weights_are_informations(self) -> None:
+        """Each row weighs 1/(s⁴(d+1) + 2s²t + t²(d+1)/d²), t the trace of the pooled second moment."""
+        groups = self.groups(0.3, 0.9, 3.0)
+        t = max(float(np.trace(DebiasedMoments.pool(groups).second_moment)), 0.0)
+        rows = np.repeat([0.3, 0.9, 3.0], [30, 50, 20])
+        weights = 1 / (3 * rows**4 + 2 * rows**2 * t + 0.75 * t**2)
+        weights /= weights.sum()
+        combined = DebiasedMoments.combine(groups)
+        shares = [weights[:30].sum(), weights[30:80].sum(), weights[80:].sum()]
+        for name in ("second_moment", "cross_moment", "feature_mean", "label_mean", "label_square"):
+            wanted = sum(share * getattr(group, name) for share, group in zip(shares, groups, strict=True))
+            np.testing.assert_allclose(getattr(combined, name), wanted, rtol=1e-12)
+        assert combined.num_samples == 100
+        assert combined.noise_scale**2 == pytest.approx(100 * weights**2 @ rows**2, rel=1e-12)
+        assert combined.noise_fourth == pytest.approx(100 * weights**2 @ rows**4, rel=1e-12)
+
+    def test_a_useless_group_does_not_hurt(self) -> None:
+        first, useless, _ = self.groups(0.3, 1e6, 1.0)
+        combined = DebiasedMoments.combine([first, useless])
+        np.testing.assert_allclose(combined.cross_moment, first.cross_moment, atol=1e-9)
+
+    def test_neither_noise_nor_signal(self) -> None:
+        nothing = Moments.from_rows(np.zeros((2, 2)), np.ones(2), noise_std=0).debias()
+        assert not DebiasedMoments.combine([nothing, nothing]).second_moment.any()
 
 
 class TestBadInput:
@@ -221,6 +275,21 @@ class TestBadInput:
     def test_noise(self, std: object, error: type[Exception], message: str) -> None:
         with pytest.raises(error, match=message):
             Moments.from_rows(ROWS, LABELS, noise_std=std)
+
+    def test_overflow(self) -> None:
+        with pytest.raises(InvalidDataError, match="released must be small enough to square"):
+            Moments.from_rows([[1e200, 1.0]], [1.0], noise_std=1.0)
+        with pytest.raises(InvalidDataError, match="labels must be small enough to square"):
+            Moments.from_rows([[1.0, 1.0]], [1e200], noise_std=1.0)
+
+    @pytest.mark.parametrize("num_labels", [2, 4])
+    def test_blocks_and_labels_must_fit(self, num_labels: int) -> None:
+        with pytest.raises(InvalidDataError, match="labels must have one entry a released row"):
+            Moments.from_blocks([ROWS[:1], ROWS[1:]], np.ones(num_labels), noise_std=1.0)
+
+    def test_no_blocks(self) -> None:
+        with pytest.raises(InvalidDataError, match="at least one released row"):
+            Moments.from_blocks([], None, noise_std=1.0)
 
     def test_nothing_to_sum(self) -> None:
         with pytest.raises(InvalidDataError, match="at least one group"):
