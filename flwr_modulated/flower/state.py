@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -97,6 +98,21 @@ class StudyState:
     rounds: list[Round] = field(default_factory=list)
     iterates: list[FloatArray] = field(default_factory=list)
     bytes_received: int = 0
+
+    @property
+    def nodes(self) -> set[int]:
+        """Nodes whose release counts."""
+        return {node for entry in self.rounds for node in entry.replies}
+
+    def noise_std_range(self) -> tuple[float, float]:
+        """Smallest and largest noise of a node, root mean square over its rows where it sent sums."""
+        levels = [math.nan]
+        for reply in (reply for entry in self.rounds for reply in entry.replies.values()):
+            if isinstance(reply, RowsReply):
+                levels += [float(reply.noise_std.min()), float(reply.noise_std.max())]
+            else:
+                levels.append(math.sqrt(reply.sums.noise_variance_sum / reply.num_samples))
+        return float(np.fmin.reduce(levels)), float(np.fmax.reduce(levels))
 
     def debias(self, label_scale: float | None) -> DebiasedMoments:
         """Unbiased moments of the private rows, from all rounds that count.

@@ -236,6 +236,16 @@ class ModulatedStrategy(Strategy):
         return self._state.bytes_received
 
     @property
+    def num_nodes(self) -> int:
+        """Nodes whose release counts."""
+        return len(self._state.nodes)
+
+    @property
+    def noise_std_range(self) -> tuple[float, float]:
+        """Smallest and largest standard deviation of the noise, as devices state it; NaN if there is none."""
+        return self._state.noise_std_range()
+
+    @property
     def refused(self) -> Counter[str]:
         """Why replies were refused or missing in all rounds, with how many each time."""
         return self._refused.copy()
