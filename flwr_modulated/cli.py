@@ -38,6 +38,87 @@ def show_ledger(path: Annotated[Path, typer.Argument(help="The device's ledger f
     typer.echo(str(Ledger(path).summary()))
 
 
+@app.command("plan")
+def show_plan(
+    num_features: Annotated[int, typer.Option("--features", help="Number of features.")],
+    relation: Annotated[
+        str, typer.Option(help="distance:RADIUS, replace:RADIUS or replace_record:RADIUS[,LABEL_SCALE].")
+    ],
+    delta: Annotated[float, typer.Option(help="δ, well below 1 / devices.")],
+    epsilon: Annotated[float | None, typer.Option(help="ε; left out, the smallest is found.")] = None,
+    num_clients: Annotated[
+        int | None, typer.Option(help="Devices asked; left out, the number needed is found.")
+    ] = None,
+    target_se: Annotated[float | None, typer.Option(help="Wanted standard error of a coefficient.")] = None,
+    target_r2_loss: Annotated[
+        float | None, typer.Option(help="R² that may be lost against the best linear rule.")
+    ] = None,
+    power: Annotated[float | None, typer.Option(help="Wanted chance to find an --effect.")] = None,
+    effect: Annotated[float | None, typer.Option(help="Standardised coefficient to be found.")] = None,
+    r2: Annotated[float, typer.Option(help="Share of the label that the features explain.")] = 0.5,
+    correlation: Annotated[float, typer.Option(help="Correlation of every pair of features.")] = 0.0,
+    dropout: Annotated[float, typer.Option(help="Share of devices that never answer.")] = 0.0,
+    releases: Annotated[int, typer.Option(help="Releases of each device, sharing ε.")] = 1,
+    alpha: Annotated[float, typer.Option(help="Contraction of the map.")] = 0.0,
+    amplitude: Annotated[float, typer.Option(help="Amplitude of the modulation.")] = 0.0,
+    frequency: Annotated[float, typer.Option(help="Frequency of the modulation.")] = 0.0,
+    directions: Annotated[int, typer.Option(help="Directions of the modulation.")] = 0,
+    sensitivity: Annotated[str, typer.Option(help="conditional or marginal.")] = "conditional",
+    accounting: Annotated[str, typer.Option(help="exact, zcdp or classical.")] = "exact",
+    figure: Annotated[Path | None, typer.Option(help="Draw the curves to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """How many devices, how small an ε, or what error: give two, get the third.
+
+    The two are of --epsilon, --num-clients and one target (--target-se, --target-r2-loss, or
+    --power with --effect). Features and label count as standardised.
+    """
+    from . import planning
+    from ._report import console, plan_document, print_plan
+    from .modulation import Modulation
+
+    study = planning.Study(
+        num_features=num_features,
+        relation=planning.parse_relation(relation),
+        delta=delta,
+        epsilon=epsilon,
+        num_clients=num_clients,
+        target=planning.choose_target(
+            standard_error=target_se, r2_loss=target_r2_loss, power=power, effect=effect
+        ),
+        r2=r2,
+        correlation=correlation,
+        dropout=dropout,
+        modulation=Modulation(alpha, amplitude, frequency, directions),
+        num_releases=releases,
+        sensitivity=sensitivity,  # type: ignore[arg-type]
+        accounting=accounting,  # type: ignore[arg-type]
+    )
+    answer = planning.plan(study)
+    if figure is not None:
+        from ._plan_figure import draw_plan
+
+        draw_plan(answer, figure)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(plan_document(answer), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        print_plan(answer, console())
+
+
+@app.command("audit")
+def audit(records: Annotated[Path, typer.Argument(help="A JSON-lines file of runs.")]) -> None:
+    """Check what runs promised against the noise they used; exit code 1 if a promise is broken."""
+    from ._report import console, print_audit
+    from .audit import audit_records, read_records
+
+    findings = audit_records(read_records(records))
+    print_audit(findings, console())
+    if not all(finding.kept for finding in findings):
+        raise typer.Exit(1)
+
+
 def main() -> None:
     """Run the command line; errors this package raises on purpose end in one line and exit code 2."""
     try:

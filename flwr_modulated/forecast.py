@@ -75,15 +75,15 @@ class ReleaseLaw:
         """Columns p of a released row: d, or d + 1 for joint records."""
         return self.population.num_features + (self.label_scale is not None)
 
-    def standard_errors(self, *, equal_errors: bool = False) -> FloatArray:
-        """Asymptotic standard errors of Σ̂⁻¹ẑ, shape (d,), in coefficient units.
+    def covariance(self, *, equal_errors: bool = False) -> FloatArray:
+        """Asymptotic covariance of Σ̂⁻¹ẑ, shape (d, d), in squared coefficient units.
 
         Parameters
         ----------
         equal_errors : bool, default False
             Take e as independent of x, whatever the population's score moment says.
         """
-        covariance = coefficient_covariance(
+        return coefficient_covariance(
             self.population.second_moment,
             self.population.beta,
             self.population.residual_variance,
@@ -94,7 +94,10 @@ class ReleaseLaw:
             score_moment=None if equal_errors else self.population.score_moment,
             label_scale=self.label_scale,
         )
-        return np.asarray(np.sqrt(np.diag(covariance)))
+
+    def standard_errors(self, *, equal_errors: bool = False) -> FloatArray:
+        """Roots of the diagonal of :meth:`covariance`, shape (d,), in coefficient units."""
+        return np.asarray(np.sqrt(np.diag(self.covariance(equal_errors=equal_errors))))
 
     def noise_ratio(self) -> float:
         """τ over the smallest eigenvalue of Σ (Eq. 4); standard errors hold below about 0.3."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Literal
 
 import numpy as np
 from scipy.special import chdtri, chndtr, ndtr
 
+from ._roots import bracketed_root
 from .advice import TRUSTED_NOISE_RATIO, advise
 from .assumptions import Population
 from .errors import InvalidParameterError
@@ -21,13 +23,25 @@ from .forecast import (
     draw_iterates,
     federated_averaging_loss,
 )
+from .information import label_information
 from .modulation import Modulation
 from .privacy import Guarantee, calibrate_noise_multiplier
-from .reconstruction import inversion_error, prior_error
-from .studies import CRITICAL_VALUE, Exposure, Forecast, Plan, Study, Target, parse_relation
+from .reconstruction import average_of_releases, inversion_error, prior_error
+from .studies import CRITICAL_VALUE, Exposure, Forecast, Plan, Study, Target, choose_target, parse_relation
 from .tradeoff import best_guess
 
-__all__ = ["Exposure", "Forecast", "Plan", "Study", "Target", "parse_relation", "plan"]
+__all__ = [
+    "Exposure",
+    "Forecast",
+    "Plan",
+    "Study",
+    "Target",
+    "choose_target",
+    "expected_r2",
+    "exposure",
+    "parse_relation",
+    "plan",
+]
 
 _NUM_DRAWS = 300
 _MOST_CLIENTS = 10**9
@@ -82,7 +96,7 @@ def plan(study: Study) -> Plan:
         power=None if testable is None else _power(testable),
         detection=_detection(law),
         forecasts=_forecasts(study, clipped, epsilon, replies),
-        exposure=_exposure(study, epsilon),
+        exposure=exposure(study, epsilon),
         advice=(),
     )
     return replace(answer, advice=advise(answer, clipped))
@@ -112,29 +126,38 @@ def _error(study: Study, law: ReleaseLaw, kind: Literal["standard_error", "r2_lo
     return float(np.sqrt(np.mean(coefficient_spread(law, estimates) ** 2)))
 
 
-def _excess(study: Study, clipped: Population, epsilon: float, replies: int) -> float:
-    """Log of how far the target is missed; negative where it is reached."""
-    target = study.target
+def _excess(study: Study, clipped: Population, epsilon: float, replies: int, *, drawn: bool) -> float:
+    """Log of how far the target is missed, negative where it is reached.
+
+    From draws, or from the asymptotic formulas, which are quick and monotone but optimistic.
+    """
+    target, law = study.target, _law(study, clipped, epsilon, replies)
     if target is None:
         raise InvalidParameterError("target must be given where a plan solves for ε or the number of devices")
-    law = _law(study, clipped, epsilon, replies)
     if target.standard_error is None:
-        return math.log(_error(study, law, "r2_loss") / target.value)
+        pop = study.population
+        if drawn:
+            loss = _error(study, law, "r2_loss")
+        else:
+            spread = float(np.sum(pop.second_moment * law.covariance())) / pop.label_square
+            loss = spread + float(pop.r2_loss(clipped.beta))
+        return math.log(loss / target.value)
     goal = target.standard_error * (_attenuation(study, clipped) if target.kind == "power" else 1.0)
     # Pure noise has a small spread around zero: a standard error only counts where it can be trusted.
     ratio = law.noise_ratio() / TRUSTED_NOISE_RATIO
-    if ratio > 2:
-        return math.log(ratio)
-    return math.log(max(_error(study, law, "standard_error") / goal, ratio))
+    if drawn and ratio < 2:
+        return math.log(max(_error(study, law, "standard_error") / goal, ratio))
+    asymptotic = float(np.sqrt(np.mean(law.standard_errors() ** 2)))
+    return math.log(max(asymptotic / goal, ratio))
 
 
 def _needed_replies(study: Study, clipped: Population) -> int:
     least, epsilon = 2 * study.num_features + 4, study.epsilon or 0.0
 
-    def excess(log_k: float) -> float:
-        return _excess(study, clipped, epsilon, max(round(math.exp(log_k)), least))
+    def excess(log_k: float, *, drawn: bool) -> float:
+        return _excess(study, clipped, epsilon, max(round(math.exp(log_k)), least), drawn=drawn)
 
-    root = _crossing(excess, math.log(5000.0), math.log(least), math.log(_MOST_CLIENTS))
+    root = _last_crossing(excess, math.log(least), math.log(_MOST_CLIENTS))
     if root is None:
         raise InvalidParameterError(
             f"target must be reachable: at ε={epsilon:g} even {_MOST_CLIENTS:,} devices are not enough"
@@ -146,10 +169,10 @@ def _needed_replies(study: Study, clipped: Population) -> int:
 def _needed_epsilon(study: Study, clipped: Population, replies: int) -> float:
     most = 1000.0 if study.accounting != "classical" else 1.0
 
-    def excess(log_epsilon: float) -> float:
-        return _excess(study, clipped, min(math.exp(log_epsilon), most), replies)
+    def excess(log_epsilon: float, *, drawn: bool) -> float:
+        return _excess(study, clipped, min(math.exp(log_epsilon), most), replies, drawn=drawn)
 
-    root = _crossing(excess, 0.0, math.log(1e-3), math.log(most))
+    root = _last_crossing(excess, math.log(1e-3), math.log(most))
     if root is None:
         raise InvalidParameterError(
             f"target must be reachable: with {replies:,} rows even ε={most:g} is not enough; ask more devices"
@@ -161,23 +184,31 @@ def _needed_epsilon(study: Study, clipped: Population, replies: int) -> float:
     return min(round(math.ceil(epsilon / digit) * digit, 9), most)
 
 
-def _crossing(excess: Callable[[float], float], start: float, low: float, high: float) -> float | None:
-    # Root of a decreasing function on a log scale, to half a percent; `low` if it is met already there.
-    from scipy.optimize import brentq
+def _last_crossing(excess: Callable[..., float], low: float, high: float) -> float | None:
+    # Where a target is reached for good, on a log scale and within one percent; None if nowhere.
+    # Reached for good: with a flat spectrum, the loss of the tuning-free rule is not monotone where τ is
+    # near half an eigenvalue. So walk down from where the asymptotic formula says that all is well.
+    if excess(high, drawn=False) > 0:
+        return None
+    guess = low
+    if excess(low, drawn=False) > 0:
+        guess = bracketed_root(lambda x: excess(x, drawn=False), low, high, tolerance=0.05)
 
-    left = right = min(max(start, low), high)
-    step = 1.0
-    if excess(left) > 0:
-        while excess(right) > 0:
-            if right >= high:
-                return None
-            left, right, step = right, min(right + step, high), 2 * step
-    else:
-        while excess(left) <= 0:
-            if left <= low:
-                return low
-            right, left, step = left, max(left - step, low), 2 * step
-    return float(brentq(excess, left, right, xtol=5e-3))
+    @cache  # the ends of the bracket are asked for twice
+    def missed(x: float) -> float:
+        return excess(x, drawn=True)
+
+    right = min(guess + 0.3, high)
+    while missed(right) > 0:
+        if right >= high:
+            return None
+        right = min(right + 0.7, high)
+    left = right
+    while missed(left) <= 0:
+        if left <= low:
+            return low
+        right, left = left, max(left - 0.7, low)
+    return bracketed_root(missed, left, right, tolerance=1e-2)
 
 
 def _floor_hint(study: Study, clipped: Population) -> str:
@@ -259,30 +290,55 @@ def _forecasts(study: Study, clipped: Population, epsilon: float, replies: int) 
     return tuple(rows)
 
 
-def _exposure(study: Study, epsilon: float) -> Exposure:
-    mechanism = study.mechanism(epsilon)
-    modulation, pop, d = study.modulation, study.population, study.num_features
-    # Averaging T releases leaves σ²/T and λ²/T of the added noise.
-    sigma = mechanism.noise_std / math.sqrt(study.num_releases)
-    softened = replace(modulation, amplitude=modulation.amplitude / math.sqrt(study.num_releases))
-    directions = np.eye(d)[:, : min(modulation.num_directions, d)]
-    softened = replace(softened, num_directions=directions.shape[1])
-    label: dict[str, object] = {}
-    if not study.relation.hides_labels:
-        label = {"beta": pop.beta, "residual_std": math.sqrt(pop.residual_variance)}
+def expected_r2(study: Study) -> float:
+    """Expected R² of the default estimator, for a study with both ε and devices.
+
+    Parameters
+    ----------
+    study : Study
+        With `epsilon` and `num_clients`; a target is not used.
+
+    Returns
+    -------
+    float
+    """
+    replies = math.floor((study.num_clients or 0) * (1 - study.dropout))
+    law = _law(study, study.population.clipped(study.relation), study.epsilon or 0.0, replies)
+    return study.population.r2 - _error(study, law, "r2_loss")
+
+
+def exposure(study: Study, epsilon: float) -> Exposure:
+    """What the best attackers make of all that one device releases.
+
+    Parameters
+    ----------
+    study : Study
+        Relation, map and releases.
+    epsilon : float
+        ε > 0, at the study's δ and relation.
+
+    Returns
+    -------
+    Exposure
+    """
+    mechanism, pop, d = study.mechanism(epsilon), study.population, study.num_features
+    modulation, sigma = average_of_releases(study.modulation, mechanism.noise_std, study.num_releases)
+    # One direction may lie in the label, which is not what is guessed here.
+    modulation = replace(modulation, num_directions=min(modulation.num_directions, d))
+    hidden = study.relation.hides_labels
+    beta, residual_std = (None, None) if hidden else (pop.beta, math.sqrt(pop.residual_variance))
     informed = prior_error(
-        directions,
-        modulation=softened,
+        np.eye(d)[:, : modulation.num_directions],
+        modulation=modulation,
         noise_std=sigma,
         prior_covariance=pop.second_moment,
-        **label,  # type: ignore[arg-type]
+        beta=beta,
+        residual_std=residual_std,
     )
-    known = np.linalg.inv(pop.second_moment)
-    if label:
-        known = known + np.outer(pop.beta, pop.beta) / pop.residual_variance
+    known = np.linalg.inv(pop.second_moment) + label_information(beta, residual_std, d)
     multiplier = mechanism.noise_std / mechanism.l2_sensitivity / math.sqrt(study.num_releases)
     return Exposure(
-        unbiased_error=math.sqrt(inversion_error(num_features=d, modulation=softened, noise_std=sigma)),
+        unbiased_error=math.sqrt(inversion_error(num_features=d, modulation=modulation, noise_std=sigma)),
         prior_error=math.sqrt(informed),
         blind_error=math.sqrt(float(np.trace(np.linalg.inv(known))) / d),
         best_guess=best_guess(multiplier),

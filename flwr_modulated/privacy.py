@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from scipy.special import log_ndtr
 
+from ._roots import bracketed_root
 from ._typing import Accounting, FloatArray, Unit
 from ._validate import check_choice, check_int, check_real
 from .errors import InvalidParameterError
@@ -508,12 +509,10 @@ def calibrate_noise_multiplier(
 def _exact_multiplier(epsilon: float, delta: float) -> float:
     # dp_accounting.get_sigma_gaussian gives the same root (a test compares the two), but importing
     # it takes longer than everything the planner does.
-    from scipy.optimize import brentq
-
     target = math.log(delta)
 
     def excess(log_multiplier: float) -> float:
-        # Bounded, since the root finder cannot interpolate from minus infinity.
+        # Bounded, since a root finder cannot interpolate from minus infinity.
         return max(_gaussian_log_delta(epsilon, math.exp(log_multiplier)) - target, -1e3)
 
     low = high = 0.0
@@ -521,7 +520,7 @@ def _exact_multiplier(epsilon: float, delta: float) -> float:
         high += 1.0
     while excess(low) <= 0:
         low -= 1.0
-    multiplier = math.exp(brentq(excess, low, high, xtol=1e-12))
+    multiplier = math.exp(bracketed_root(excess, low, high, tolerance=1e-12))
     # The root itself may lie on either side of the target.
     while _gaussian_log_delta(epsilon, multiplier) > target:
         multiplier *= 1.0 + _SLACK

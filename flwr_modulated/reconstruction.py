@@ -6,6 +6,9 @@ the bounds on them. Errors are mean squares per feature, in squared feature unit
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -16,6 +19,7 @@ from .information import cosine_noise_log_density, frame_of, label_information
 from .modulation import Modulation, check_directions
 
 __all__ = [
+    "average_of_releases",
     "inversion_error",
     "invert",
     "likelihood_known_phases",
@@ -63,6 +67,32 @@ def inversion_error(*, num_features: int, modulation: Modulation, noise_std: flo
     d = check_int("num_features", num_features, low=1)
     sigma = check_real("noise_std", noise_std, low=0)
     return (sigma**2 + modulation.effective_amplitude**2 / (2 * d)) / modulation.contraction**2
+
+
+def average_of_releases(
+    modulation: Modulation, noise_std: float, num_releases: int
+) -> tuple[Modulation, float]:
+    """The single release that the average of T releases of one row amounts to.
+
+    Parameters
+    ----------
+    modulation : Modulation
+        The client map, with fresh phases in each release.
+    noise_std : float
+        σ ≥ 0 of each release.
+    num_releases : int
+        T ≥ 1.
+
+    Returns
+    -------
+    modulation : Modulation
+        With amplitude λ/√T: the cosines' variance falls like the noise's.
+    noise_std : float
+        σ/√T.
+    """
+    root = math.sqrt(check_int("num_releases", num_releases, low=1))
+    averaged = replace(modulation, amplitude=modulation.amplitude / root)
+    return averaged, check_real("noise_std", noise_std, low=0) / root
 
 
 def prior_least_squares(

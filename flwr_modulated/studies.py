@@ -17,7 +17,7 @@ from .mechanism import Mechanism
 from .modulation import Modulation
 from .privacy import Distance, Guarantee, Relation, Replace, ReplaceRecord
 
-__all__ = ["Exposure", "Forecast", "Plan", "Study", "Target", "TargetKind", "parse_relation"]
+__all__ = ["Exposure", "Forecast", "Plan", "Study", "Target", "TargetKind", "choose_target", "parse_relation"]
 
 TargetKind: TypeAlias = Literal["standard_error", "r2_loss", "power"]
 
@@ -126,7 +126,8 @@ class Study:
 
     def __post_init__(self) -> None:
         check_real("dropout", self.dropout, low=0, high=1, high_open=True)
-        if [self.epsilon, self.num_clients, self.target].count(None) != 1:
+        given = [self.epsilon is not None, self.num_clients is not None, self.target is not None]
+        if sum(given) != 2:
             raise InvalidParameterError(
                 "exactly two of epsilon, num_clients and a target (standard error, R² loss or power) must be "
                 "given: the plan answers for the third"
@@ -263,6 +264,42 @@ class Plan:
     forecasts: tuple[Forecast, ...]
     exposure: Exposure
     advice: tuple[str, ...]
+
+
+def choose_target(
+    *,
+    standard_error: float | None = None,
+    r2_loss: float | None = None,
+    power: float | None = None,
+    effect: float | None = None,
+) -> Target | None:
+    """The target among its alternatives; None where none is given.
+
+    Parameters
+    ----------
+    standard_error, r2_loss, power, effect : float, optional
+        As in :class:`Target`; at most one of the first three.
+
+    Returns
+    -------
+    Target or None
+
+    Raises
+    ------
+    InvalidParameterError
+        If more than one is given, or an effect without power.
+    """
+    values: dict[TargetKind, float | None] = {
+        "standard_error": standard_error,
+        "r2_loss": r2_loss,
+        "power": power,
+    }
+    wanted = [Target(kind, value, effect) for kind, value in values.items() if value is not None]
+    if len(wanted) > 1 or (not wanted and effect is not None):
+        raise InvalidParameterError(
+            "at most one target must be given: a standard error, an R² loss, or power together with effect"
+        )
+    return wanted[0] if wanted else None
 
 
 def parse_relation(text: str) -> Relation:

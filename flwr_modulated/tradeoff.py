@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
+from ._roots import bracketed_root
 from ._typing import FloatArray
 from ._validate import check_matrix, check_real, check_vector
 from .errors import InvalidDataError
@@ -151,8 +152,6 @@ def exact_epsilon(noise_multiplier: float, delta: float) -> float:
     >>> round(exact_epsilon(calibrate_noise_multiplier(2.0, 1e-5), 1e-5), 6)
     2.0
     """
-    from scipy.optimize import brentq
-
     check_real("delta", delta, low=0, high=1, low_open=True, high_open=True)
     multiplier = check_real("noise_multiplier", noise_multiplier, low=0, low_open=True)
     if gaussian_delta(0.0, multiplier) <= delta:
@@ -160,7 +159,12 @@ def exact_epsilon(noise_multiplier: float, delta: float) -> float:
     high = 1.0
     while gaussian_delta(high, multiplier) > delta:
         high *= 2.0
-    return float(brentq(lambda eps: gaussian_delta(eps, multiplier) - delta, 0.0, high, xtol=1e-12))
+    target = math.log(delta)
+
+    def excess(epsilon: float) -> float:  # in logarithms, since δ falls over many orders of magnitude
+        return math.log(max(gaussian_delta(epsilon, multiplier), 1e-300)) - target
+
+    return bracketed_root(excess, 0.0, high, tolerance=1e-12)
 
 
 def log_likelihood_ratio(
