@@ -91,8 +91,17 @@ def _die_at(folder: Path, fatal: int) -> None:
     fuse.step()
 
 
+class SlowConnection(sqlite3.Connection):
+    """Dawdles before every statement, so that processes meet between any two."""
+
+    def execute(self, *args):
+        time.sleep(0.002)
+        return super().execute(*args)
+
+
 def race(path: Path, start: Path) -> None:
     ledger, got = Ledger(path), {}
+    sqlite3.connect = functools.partial(sqlite3.connect, factory=SlowConnection)
     while not start.exists():
         time.sleep(0.001)
     for index in range(8):

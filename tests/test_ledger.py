@@ -9,7 +9,7 @@ import sqlite3
 import struct
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,17 +117,22 @@ def test_budget_ends_after_num_releases(path):
     assert device.ledger.summary().epsilon_spent == pytest.approx(2.0, rel=1e-6)
 
 
-@pytest.mark.parametrize("num_releases", [1, 3, 7, 10, 49, 1000])
-@pytest.mark.parametrize("epsilon", [0.3, 2.0])
-def test_shares_never_fall_short_by_rounding(path, num_releases, epsilon):
-    """The k-th of T equal shares must be allowed for every k, although T·(budget/T) rounds."""
-    policy = Policy(Guarantee(epsilon, 1e-5, Replace(3.0)), num_releases)
-    costs = [policy.cost] * num_releases
-    assert math.fsum(costs) <= policy.budget * (1 + 1e-12)
-    assert math.fsum([*costs, policy.cost]) > policy.budget * (1 + 1e-12)
+def test_shares_never_fall_short_by_rounding(path):
+    """All T equal shares are allowed and no more, also where T·(budget/T) rounds above the budget."""
+    policies = (
+        Policy(Guarantee(float(epsilon), 1e-5, Replace(3.0)), num_releases)
+        for epsilon in range(1, 9)
+        for num_releases in range(2, 60)
+    )
+    policy = next(
+        policy for policy in policies if math.fsum([policy.cost] * policy.num_releases) > policy.budget
+    )
     device = Device(path, policy)
-    device.ask()
-    assert device.ledger.summary().num_left == num_releases - 1
+    for index in range(policy.num_releases):
+        device.ask(index)
+        assert device.ledger.summary().num_left == policy.num_releases - 1 - index
+    with pytest.raises(RequestRefusedError):
+        device.ask(policy.num_releases)
 
 
 def test_exhausted_device_may_repeat_its_last_release_of_the_same_map(path):
@@ -301,11 +306,11 @@ def test_larger_budget_allows_what_is_left_of_it(path):
     spent = POLICY.cost
     Device(path, POLICY).ask(0)
     larger = Device(path, Policy(Guarantee(4.0, 1e-5, Replace(3.0)), 10))
-    with pytest.raises(RequestRefusedError):
+    with suppress(RequestRefusedError):
         for index in range(1, 100):
             larger.ask(index)
             spent += larger.policy.cost
-    assert larger.num_computed > 2
+    assert 2 < larger.num_computed < 99
     assert gaussian_delta(4.0, 1 / math.sqrt(spent)) <= 1e-5
     assert gaussian_delta(4.0, 1 / math.sqrt(spent + larger.policy.cost)) > 1e-5
 
@@ -337,8 +342,8 @@ def test_unfinished_spend_is_topped_up_to_a_costlier_policy(path):
 
 
 def test_unfinished_spend_beyond_a_smaller_budget_is_refused(path):
+    """Another process may still complete it under the old policy, so it counts at its old cost."""
     device = Device(path, replace(POLICY, num_releases=2))
-    device.ask(0)
     with pytest.raises(ZeroDivisionError):
         device.ask(1, during=lambda: 1 / 0)
     smaller = Device(path, Policy(Guarantee(1.0, 1e-5, Replace(3.0)), 100))
@@ -401,7 +406,7 @@ def test_key_ignores_what_changes_nothing():
     assert request_key(Modulation(0.1, 0.0, 0.7, 1), frame) == plain
     assert request_key(Modulation(0.1, 0.5, 0.7, 0), np.zeros((3, 0))) == plain
     wavy = Modulation(0.1, 0.2, 0.3, 1)
-    assert request_key(wavy, -np.abs(frame[::-1] * 0.0) + frame) == request_key(wavy, frame)
+    assert request_key(wavy, np.where(frame == 0, -0.0, frame)) == request_key(wavy, frame)
     assert request_key(wavy, np.asfortranarray(frame).tolist()) == request_key(wavy, frame)
 
 
@@ -443,7 +448,7 @@ def _garbage(path: Path) -> None:
 
 def _foreign(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
-        db.execute("CREATE TABLE spend (id)")
+        db.execute("CREATE TABLE holiday (photo)")
         db.commit()
 
 
