@@ -385,7 +385,7 @@ def descent_leaves_the_ball(patch: Patch) -> None:
     patch.setattr(GradientDescent, "update", lambda self, *a: right(replace(self, radius=1e9), *a))
 
 
-@caught_by("test_mechanism:check_errors_keep_secrets")
+@caught_by("test_bad_input:check_errors_keep_secrets")
 def errors_show_the_row(patch: Patch) -> None:
     def require_finite(name: str, array: np.ndarray) -> None:
         if not np.isfinite(array).all():

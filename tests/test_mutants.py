@@ -14,6 +14,7 @@ from mutants import MUTANTS, Mutant
 PAIRS = [(mutant, check) for mutant in MUTANTS for check in mutant.caught_by]
 SLOW = ("check_sampled_variance", "check_sampled_mean")
 MODULES = (
+    "test_bad_input",
     "test_estimators",
     "test_gradient_variance",
     "test_mechanism",
