@@ -96,8 +96,9 @@ def second_moment_noise(debiased: DebiasedMoments) -> float:
     Returns
     -------
     float
-        τ, in squared feature units: the root mean square over directions u of the
-        noise in Σ̂u. Known from public quantities and Σ̂ itself, so nothing is tuned.
+        τ, in squared feature units: about the root mean square over unit vectors u of
+        the noise in Σ̂u (whose second and third terms are (d+1)/d times those of
+        Eq. 4). Known from public quantities and Σ̂ itself, so nothing is tuned.
     """
     signal = max(float(np.trace(debiased.second_moment)), 0.0)
     return float(np.sqrt(debiased.noise_variance(signal) / debiased.num_samples))
