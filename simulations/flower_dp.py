@@ -15,7 +15,8 @@ What Flower 1.42 needs to be kept from, each guarded against here:
 5. One failed client silently discards a round. A missing round is an error here.
 6. ``LocalDpMod`` uses the classical formula at any ε and one ε for each round. It is given
    the ε at which that formula yields the noise that the accountant asks for.
-7. Noise comes from NumPy's global state. It is seeded for a run and put back after.
+7. Noise comes from NumPy's global state, the order of clients from Python's. Both are seeded for a
+   run and put back after.
 8. The accountant covers the fixed-clipping wrappers and add-or-remove-one neighbours. The
    adaptive wrappers are charged by the same accountant at the noise multiplier they are
    given, which they split between the update and the clipped count (Andrew et al.,
@@ -25,6 +26,7 @@ What Flower 1.42 needs to be kept from, each guarded against here:
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -47,6 +49,7 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
     FedAvg,
+    Result,
     Strategy,
 )
 from scipy.optimize import brentq
@@ -272,31 +275,31 @@ def _run(
     strategy: Strategy, client_app: ClientApp, shape: tuple[int, ...], num_rounds: int, seed: int
 ) -> FloatArray:
     num_clients, num_features = shape
-    final: list[FloatArray] = []
-    rounds: list[int] = []
+    results: list[Result] = []
 
     def server(grid: Grid) -> None:
-        result = strategy.start(
-            grid, initial_arrays=ArrayRecord([np.zeros(num_features)]), num_rounds=num_rounds
-        )
-        final.append(np.asarray(result.arrays.to_numpy_ndarrays()[0], dtype=np.float64))
-        rounds.extend(result.train_metrics_clientapp)
+        initial = ArrayRecord([np.zeros(num_features)])
+        results.append(strategy.start(grid, initial_arrays=initial, num_rounds=num_rounds))
 
     with _seeded(seed):
         run_federation(server, client_app, Engine("inprocess", num_clients))
-    if len(rounds) != num_rounds:
+    (result,) = results
+    finished = len(result.train_metrics_clientapp)
+    if finished != num_rounds:
         raise InsufficientRepliesError(
-            f"{len(rounds)} of {num_rounds} rounds gave a model; a client failed in the others"
+            f"{finished} of {num_rounds} rounds gave a model; a client failed in the others"
         )
-    return final[0]
+    return np.asarray(result.arrays.to_numpy_ndarrays()[0], dtype=np.float64)
 
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global state that Flower's noise is drawn from, and put it back after."""
-    state = np.random.get_state()  # noqa: NPY002
+    """Seed the global states that Flower draws noise and nodes from, and put them back after."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     try:
         yield
     finally:
-        np.random.set_state(state)  # noqa: NPY002
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
