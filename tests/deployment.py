@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,8 @@ class Process:
         """Ask it to end, then make it."""
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGTERM)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self.popen.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                pass
         if _group_lives(self.popen.pid):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait(timeout=10)
@@ -102,7 +100,8 @@ class Deployment:
             self._certificates()
         security = f'root-certificates = "{folder / "ca.crt"}"' if tls else "insecure = true"
         (folder / "flwr-home" / "config.toml").write_text(
-            f'[superlink]\ndefault = "test"\n\n[superlink.test]\naddress = "127.0.0.1:{self.port}"\n{security}\n'
+            '[superlink]\ndefault = "test"\n\n[superlink.test]\n'
+            f'address = "127.0.0.1:{self.port}"\n{security}\n'
         )
 
     def start(self, name: str, *command: str, env: dict[str, str] | None = None) -> Process:
@@ -117,7 +116,7 @@ class Deployment:
         program, *arguments = command
         done = subprocess.run(
             [str(BIN / program), *arguments], cwd=self.folder, env=self.env, timeout=timeout,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         assert not check or done.returncode == 0, f"{command}\n{done.stdout}"
         return done.stdout
@@ -146,8 +145,8 @@ class Deployment:
 
     def make_key(self, name: str, *, register: bool = True) -> None:
         subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(self.folder / f"{name}.key")],
-            check=True, capture_output=True, timeout=30,
+            ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"{name}.key"],
+            cwd=self.folder, check=True, capture_output=True, timeout=30,
         )  # fmt: skip
         if register:
             self.run("flwr", "supernode", "register", f"{name}.key.pub", "test")

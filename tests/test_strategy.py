@@ -565,9 +565,10 @@ def test_too_few_replies_stop_the_study_with_the_reasons_given(data: Data) -> No
         ("Traceback (most recent call last):\n  File\nValueError: last", "ValueError: last"),
         ("<class 'X'>:<'trace\n\nException ClientAppException occurred. Message: why'>", "why"),
         ("a\nflwr_modulated.errors.RequestRefusedError: budget spent", "budget spent"),
+        ("<class 'flwr_modulated.errors.RequestRefusedError'>:<'budget spent'>", "budget spent"),
         ("x" * 5000, "x" * 300),
     ],
-    ids=["empty", "blank", "line", "traceback", "simulation", "refusal", "long"],
+    ids=["empty", "blank", "line", "traceback", "simulation", "refusal", "deployment", "long"],
 )
 def test_the_reason_is_what_the_device_said(reason: str, told: str, data: Data) -> None:
     """Flower wraps it differently in process, on Ray and in a deployment."""

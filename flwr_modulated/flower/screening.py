@@ -186,6 +186,7 @@ def _noise_quantile(reply: Reply, request: Request) -> float:
 def _reason(text: str | None) -> str:
     """What the device says, without what Flower wraps around it: in simulation a whole traceback."""
     lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
-    last = lines[-1] if lines else "no reason given"
-    last = last.removesuffix("'>").rpartition("occurred. Message: ")[2]
-    return last.rpartition("RequestRefusedError: ")[2][:300]
+    last = (lines[-1] if lines else "no reason given").removesuffix("'>")
+    for wrapping in ("occurred. Message: ", "RequestRefusedError'>:<'", "RequestRefusedError: "):
+        last = last.rpartition(wrapping)[2]
+    return last[:300]
