@@ -6,7 +6,7 @@ All of it is post-processing of released rows or moments: it costs no privacy.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self, TypedDict, Unpack
 
 import numpy as np
@@ -108,9 +108,9 @@ class Results:
     noise_scale: float
     noise_level: float
     spectrum: FloatArray
-    _covariance: FloatArray
-    _solution: FloatArray  # in the units of the released rows
-    _units: Units
+    _covariance: FloatArray = field(repr=False)
+    _solution: FloatArray = field(repr=False)  # in the units of the released rows
+    _units: Units = field(repr=False)
 
     @classmethod
     def from_sample(
@@ -264,7 +264,7 @@ class Results:
     @property
     def identification_ratio(self) -> float:
         """τ/λ_min(Σ̂); infinity where Σ̂ is not positive definite."""
-        return self.noise_level / self.spectrum[0] if is_definite(self.spectrum) else np.inf
+        return self.noise_level / float(self.spectrum[0]) if is_definite(self.spectrum) else np.inf
 
     @property
     def caveats(self) -> tuple[str, ...]:

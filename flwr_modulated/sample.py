@@ -111,11 +111,11 @@ class Sample:
     """
 
     num_features: int
-    _parts: tuple[_Rows | _Groups, ...]
+    _parts: tuple[_Rows | _Groups, ...] = field(repr=False)
     grouped: bool = field(init=False)
     num_units: int = field(init=False)
-    counts: FloatArray = field(init=False)
-    _index: NDArray[np.intp] | None = field(init=False)
+    counts: FloatArray = field(init=False, repr=False)
+    _index: NDArray[np.intp] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         index, num_units = _unit_index(self._parts)
