@@ -29,6 +29,8 @@ from flwr_modulated import (
 from flwr_modulated.datasets import TASKS
 from flwr_modulated.privacy import Relation
 
+from .hosting import Engine
+
 CONF_DIR = str(Path(__file__).resolve().parent.parent / "conf")
 
 MODULATED = ("auto", "iterative", "ridge")
@@ -64,7 +66,9 @@ class TaskConfig:
 
     name: str = MISSING
     selected: Selected = field(default_factory=Selected)
-    num_clients: int = 0  # of the synthetic task; the others have as many as the data
+    # Of the synthetic task; the others have as many as the data.
+    num_clients: int = 0
+    num_features: int = 0
 
 
 @dataclass
@@ -162,8 +166,11 @@ class EngineConfig:
     """Group ``engine``."""
 
     name: str = MISSING
-    num_nodes: int = 4
+    num_nodes: Any = 4  # a whole number, auto or clients
     num_cpus: int | None = None
+    payload: str = "auto"
+    sampling: str = "rows"
+    address: str | None = None
 
 
 @dataclass
@@ -199,15 +206,6 @@ def register() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """Where clients run, and how many nodes host them."""
-
-    name: str
-    num_nodes: int
-    num_cpus: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Cell:
     """One federated run: a task's split, a method, a guarantee.
 
@@ -224,14 +222,16 @@ class Cell:
     accounting: str
     seed: int
     num_clients: int = 0
+    num_features: int = 0
     variant: str = ""
     experiment: str = ""
 
     def __post_init__(self) -> None:
         check_name("task.name", self.task, (*TASKS, SYNTHETIC))
-        if self.task == SYNTHETIC and self.num_clients < 1:
+        if self.task == SYNTHETIC and min(self.num_clients, self.num_features) < 1:
             raise InvalidParameterError(
-                f"task.num_clients must be at least 1 for the synthetic task, got {self.num_clients}"
+                "task.num_clients and task.num_features must be at least 1 for the synthetic task, "
+                f"got {self.num_clients} and {self.num_features}"
             )
         check_name("method.name", self.method_name, METHODS)
         check_name("guarantee.relation", self.relation, RELATIONS)
@@ -240,7 +240,7 @@ class Cell:
         if self.num_rounds < 1:
             raise InvalidParameterError(f"method.num_rounds must be at least 1, got {self.num_rounds}")
         if self.method_name in MODULATED:
-            _ = self.policy
+            _ = self.policy.mechanism(self.modulation)
         else:
             _ = Guarantee(self.epsilon, self.delta, self.guarantee_relation)
         check_name("method.tuning", self.setting("tuning", "grid"), ("grid", "epsilon"))
@@ -258,6 +258,8 @@ class Cell:
     def identity(self) -> str:
         """What makes two cells the same run, on whatever engine: a short digest."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "experiment"}
+        if self.task != SYNTHETIC:
+            del values["num_features"]
         if self.setting("tuning") is not None:  # what a search found follows from the rest
             values["method"] = [(name, self.setting(name)) for name in ("name", "tuning", "epsilons")]
         return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
@@ -301,11 +303,7 @@ def check_name(name: str, value: str, choices: Sequence[str]) -> None:
 
 def read_engine(config: DictConfig) -> Engine:
     """Group ``engine`` as a frozen value."""
-    engine = Engine(**_plain(config.engine))
-    check_name("engine.name", engine.name, ("inprocess", "ray"))
-    if engine.num_nodes < 1 or (engine.num_cpus is not None and engine.num_cpus < 1):
-        raise InvalidParameterError("engine.num_nodes and engine.num_cpus must be at least 1")
-    return engine
+    return Engine(**_plain(config.engine))
 
 
 def read_cell(config: DictConfig) -> Cell:
@@ -324,6 +322,7 @@ def read_cell(config: DictConfig) -> Cell:
     return Cell(
         task=config.task.name,
         num_clients=config.task.num_clients,
+        num_features=config.task.num_features,
         method=tuple(sorted(method.items())),
         seed=config.seed,
         experiment=config.experiment,

@@ -26,20 +26,31 @@ from scipy.linalg import lstsq
 from flwr_modulated import (
     Auto,
     GradientDescent,
+    InvalidDataError,
     ModulatedClient,
     ModulatedError,
     ModulatedStrategy,
     Ridge,
 )
 from flwr_modulated._typing import FloatArray
-from flwr_modulated.datasets import ols_r2, partition, r2_score
+from flwr_modulated.datasets import r2_score
 from flwr_modulated.estimators import Estimator
 from flwr_modulated.reconstruction import inversion_error, prior_error
 
 from .baselines import LocalDpClient, fedavg_for_numpy_clients
-from .data import cell_split, true_coefficients
+from .data import (
+    cell_split,
+    data_key,
+    discard_files,
+    feature_covariance,
+    least_squares_r2,
+    node_share,
+    true_coefficients,
+)
 from .engines import run_federation
+from .exact_client import ExactLawClient
 from .flower_dp import run_flower_dp
+from .hosting import Layout
 from .local_dp import REPLACE_ANY_RECORD, LocalDp, noise_multiplier
 from .records import Record
 from .settings import FLOWER_DP, LOCAL_DP, MODULATED, NOT_PRIVATE, Cell, Engine
@@ -73,12 +84,12 @@ class CellTable:
         return replace(self.prototypes[int(index)], epsilon=float(epsilon), seed=first_seed + int(split))
 
 
-def make_client_app(table: CellTable, first_seed: int) -> ClientApp:
+def make_client_app(table: CellTable, first_seed: int, sampling: str = "rows") -> ClientApp:
     """Build the ClientApp of all nodes of a study."""
 
     def client_fn(context: Context) -> Client:
         node, num_nodes = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
-        return _StudyClient(table, first_seed, node, num_nodes).to_client()
+        return _StudyClient(table, first_seed, sampling, node, num_nodes).to_client()
 
     return ClientApp(client_fn)
 
@@ -86,31 +97,34 @@ def make_client_app(table: CellTable, first_seed: int) -> ClientApp:
 class _StudyClient(NumPyClient):
     """Hands a request to the client of the cell that it names."""
 
-    def __init__(self, table: CellTable, first_seed: int, node: int, num_nodes: int) -> None:
-        self._table, self._first_seed = table, first_seed
+    def __init__(self, table: CellTable, first_seed: int, sampling: str, node: int, num_nodes: int) -> None:
+        self._table, self._first_seed, self._sampling = table, first_seed, sampling
         self._node, self._num_nodes = node, num_nodes
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
         cell = self._table.find(str(config["study"]), self._first_seed)
-        split = cell_split(cell)
-        share = partition(len(split.train_labels), self._num_nodes, self._node)
-        features, labels = split.train_features[share], split.train_labels[share]
+        return self._client(cell).fit(parameters, config)
+
+    def _client(self, cell: Cell) -> NumPyClient:
+        def load() -> tuple[FloatArray, FloatArray]:
+            return node_share(cell, self._node, self._num_nodes)
 
         def rng(server_round: int) -> np.random.Generator:
             return noise_stream(cell.seed, self._node, server_round)
 
-        client: NumPyClient
         if cell.method_name in LOCAL_DP:
-            client = LocalDpClient(
+            features, labels = load()
+            return LocalDpClient(
                 features,
                 labels,
                 settings=local_dp_settings(cell),
                 multiplier=local_dp_multiplier(cell),
                 rng=rng,
             )
-        else:
-            client = ModulatedClient(lambda: (features, labels), cell.policy, rng=rng)
-        return client.fit(parameters, config)
+        if self._sampling == "moments":
+            key = (data_key(cell), self._node, self._num_nodes)
+            return ExactLawClient(load, cell.policy, key=key, rng=rng)
+        return ModulatedClient(load, cell.policy, rng=rng)
 
 
 def noise_stream(seed: int, node: int, server_round: int) -> np.random.Generator:
@@ -148,23 +162,37 @@ def run_study(
         if on_record is not None:
             on_record(record)
 
-    hosted = [cell for cell in cells if cell.method_name in (*MODULATED, *LOCAL_DP)]
-    if hosted:
-        table, first_seed = CellTable.of(hosted), min(cell.seed for cell in hosted)
-
-        def server(grid: Grid) -> None:
-            for cell in hosted:
-                with _named(cell):
-                    keep(_run_cell(cell, table.name(cell, first_seed), grid, engine))
-
-        run_federation(server, make_client_app(table, first_seed), engine)
+    hosted: dict[int, list[Cell]] = {}
+    for cell in cells:
+        if cell.method_name in (*MODULATED, *LOCAL_DP):
+            hosted.setdefault(_layout(cell, engine).num_nodes, []).append(cell)
+    for num_nodes, group in hosted.items():
+        _run_hosted(group, replace(engine, num_nodes=num_nodes), keep)
     for cell in cells:
         if cell.method_name in FLOWER_DP:
             with _named(cell):
                 keep(_run_flower_dp(cell))
         elif cell.method_name == NOT_PRIVATE:
             keep(_run_ols(cell))
+    for cell in cells:
+        discard_files(cell)
     return records
+
+
+def _run_hosted(cells: Sequence[Cell], engine: Engine, keep: Callable[[Record], None]) -> None:
+    """Run cells over the same nodes."""
+    table, first_seed = CellTable.of(cells), min(cell.seed for cell in cells)
+
+    def server(grid: Grid) -> None:
+        for cell in cells:
+            with _named(cell):
+                keep(_run_cell(cell, table.name(cell, first_seed), grid, engine))
+
+    run_federation(server, make_client_app(table, first_seed, engine.sampling), engine)
+
+
+def _layout(cell: Cell, engine: Engine) -> Layout:
+    return engine.layout(len(cell_split(cell).train_labels))
 
 
 @contextmanager
@@ -202,10 +230,11 @@ def _estimator(cell: Cell) -> Estimator:
 
 
 def _run_cell(cell: Cell, name: str, grid: Grid, engine: Engine) -> Record:
-    begin = time.perf_counter()
+    layout = _layout(cell, engine)
     run = _run_fedavg if cell.method_name in LOCAL_DP else _run_modulated
-    beta, details = run(cell, name, grid, engine)
-    return _record(cell, beta, time.perf_counter() - begin, engine.name, engine.num_nodes, details)
+    begin = time.perf_counter()
+    beta, details = run(cell, name, grid, layout)
+    return _record(cell, beta, time.perf_counter() - begin, engine.name, layout.num_nodes, details)
 
 
 def _run_flower_dp(cell: Cell) -> Record:
@@ -240,6 +269,9 @@ def _record(
     cell: Cell, beta: FloatArray, seconds: float, engine: str, num_nodes: int, details: Record
 ) -> Record:
     """The record of a run; `details` overrides what the cell says."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if not np.isfinite(beta @ beta):
+            raise InvalidDataError("coefficients must be finite: the run diverged; lower method.step")
     split = cell_split(cell)
     truth = true_coefficients(cell)
     return {
@@ -270,10 +302,13 @@ def _record(
         "num_rows": sum(map(len, (split.train_labels, split.validation_labels, split.test_labels))),
         "num_nodes": num_nodes,
         "engine": engine,
+        # What nodes answer with, and what their noise is drawn for; modulated methods say.
+        "payload": "model",
+        "sampling": "rows",
         "seed": cell.seed,
         "r2": r2_score(split.test_features, split.test_labels, beta),
         "r2_validation": r2_score(split.validation_features, split.validation_labels, beta),
-        "r2_ols": _ols_r2(cell),
+        "r2_ols": least_squares_r2(cell),
         "coefficient_error": None if truth is None else float(np.sum((beta - truth) ** 2)),
         "beta": beta.tolist(),
         "feature_names": list(split.feature_names),
@@ -283,7 +318,7 @@ def _record(
     }
 
 
-def _run_modulated(cell: Cell, name: str, grid: Grid, engine: Engine) -> tuple[FloatArray, Record]:
+def _run_modulated(cell: Cell, name: str, grid: Grid, layout: Layout) -> tuple[FloatArray, Record]:
     split = cell_split(cell)
     relation = cell.guarantee_relation
     iterative = cell.method_name == "iterative" or cell.num_rounds > 1
@@ -293,8 +328,9 @@ def _run_modulated(cell: Cell, name: str, grid: Grid, engine: Engine) -> tuple[F
         mode="iterative" if iterative else "one-shot",
         pool=bool(cell.setting("pool", False)),
         label_scale=getattr(relation, "label_scale", None),
-        min_available_nodes=engine.num_nodes,
-        min_replies=engine.num_nodes,
+        payload=layout.payload,
+        min_available_nodes=layout.num_nodes,
+        min_replies=layout.num_nodes,
         evaluation_folds=0,  # records hold the true test R²
         study=name,
         # Public randomness: directions only. A stream apart from every node's noise.
@@ -305,6 +341,8 @@ def _run_modulated(cell: Cell, name: str, grid: Grid, engine: Engine) -> tuple[F
     details: Record = {
         "noise_std": cell.policy.mechanism(cell.modulation).noise_std,
         "bytes_received": strategy.bytes_received,
+        "payload": layout.payload,
+        "sampling": layout.sampling,
     }
     details |= _reconstruction(cell, details["noise_std"])
     if iterative:
@@ -333,19 +371,19 @@ def _reconstruction(cell: Cell, noise_std: float) -> Record:
             np.eye(split.num_features)[:, : modulation.num_directions],
             modulation=modulation,
             noise_std=noise_std / root,
-            prior_covariance=np.cov(split.train_features.T),
+            prior_covariance=feature_covariance(cell),
         ),
     }
 
 
-def _run_fedavg(cell: Cell, name: str, grid: Grid, engine: Engine) -> tuple[FloatArray, Record]:
+def _run_fedavg(cell: Cell, name: str, grid: Grid, layout: Layout) -> tuple[FloatArray, Record]:
     settings = local_dp_settings(cell)
     iterates: list[FloatArray] = []  # the first is the start
 
     def keep_iterate(server_round: int, arrays: ArrayRecord) -> None:
         iterates.append(np.asarray(arrays.to_numpy_ndarrays()[0], dtype=np.float64))
 
-    fedavg_for_numpy_clients(engine.num_nodes).start(
+    fedavg_for_numpy_clients(layout.num_nodes).start(
         grid,
         initial_arrays=ArrayRecord([np.zeros(cell_split(cell).num_features)]),
         num_rounds=cell.num_rounds,
@@ -356,16 +394,6 @@ def _run_fedavg(cell: Cell, name: str, grid: Grid, engine: Engine) -> tuple[Floa
     # Its noise hides any replacement of a record, whatever relation the others have.
     noise_std = 2.0 * settings.clip * local_dp_multiplier(cell)
     return beta, {"noise_std": noise_std, "relation": REPLACE_ANY_RECORD}
-
-
-@lru_cache(maxsize=64)
-def _cached_ols_r2(cell: Cell) -> float:
-    return ols_r2(cell_split(cell))
-
-
-def _ols_r2(cell: Cell) -> float:
-    # All cells of a split share one fit.
-    return _cached_ols_r2(replace(cell, method=(("name", "auto"),), epsilon=1.0, variant="", experiment=""))
 
 
 @lru_cache(maxsize=1)
