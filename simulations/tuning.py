@@ -54,6 +54,7 @@ def search_identity(cell: Cell, space: SearchSpace = SPACE) -> str:
     values = [
         cell.task,
         cell.num_clients,
+        *([cell.num_features] if cell.num_features else []),  # of the synthetic task only
         cell.seed,
         cell.delta,
         cell.accounting,
