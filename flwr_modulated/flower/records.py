@@ -37,8 +37,9 @@ __all__ = [
 
 PROTOCOL_VERSION = 1
 
-# Far above any release that carries information; squares of it still add up without overflow.
-_LARGEST = 1e100
+# Far above any release that carries information. Weights and standard errors need fourth powers of rows, and
+# eighth powers of products of theirs, to add up without overflow.
+_LARGEST = 1e30
 # Whole numbers above it are no longer exact as floats.
 _MOST_SAMPLES = 2**53
 
@@ -354,7 +355,8 @@ def parse_reply(content: RecordDict, *, request: Request, joint: bool = False) -
     arrays = _read_arrays(record)
     if not all(np.isfinite(array).all() for array in arrays):
         raise ProtocolError("non-finite values")
-    if any(np.abs(array).max(initial=0.0) > _LARGEST for array in arrays):
+    largest = _LARGEST if request.payload == "rows" else _LARGEST**2  # sums are of squares and products
+    if any(np.abs(array).max(initial=0.0) > largest for array in arrays):
         raise ProtocolError("values too large")
     return reply_from_arrays(arrays, request=request, server_round=request.server_round, joint=joint)
 

@@ -13,6 +13,7 @@ from scipy import stats
 
 from .._validate import check_int, check_real
 from ..errors import InvalidParameterError, ProtocolError
+from ..moments import Moments
 from .records import MomentsReply, Reply, Request, RowsReply, parse_reply
 
 __all__ = ["Screen", "sort_replies"]
@@ -98,25 +99,21 @@ class Screen:
         if (
             self.label_radius is not None
             and labels is not None
-            and (np.abs(labels) > self.label_radius).any()
+            and (np.abs(labels) > self.label_radius * (1 + slack)).any()
         ):
             raise ProtocolError("a label beyond label_radius")
 
     def _check_moments(self, reply: MomentsReply, request: Request) -> None:
         sums, n = reply.sums, reply.num_samples
+        if not _of_real_rows(sums):
+            raise ProtocolError("sums that no rows have")
         slack = 1e-9
-        mean_variance = sums.noise_variance_sum / n
-        if (
-            not (self.min_noise_std * (1 - slack)) ** 2
-            <= mean_variance
-            <= (self.max_noise_std * (1 + slack)) ** 2
-        ):
+        level = math.sqrt(sums.noise_variance_sum / n)
+        if not self.min_noise_std * (1 - slack) <= level <= self.max_noise_std * (1 + slack):
             raise ProtocolError("noise_std outside what the study allows")
         if self.feature_radius is not None:
-            # (a + b)² ≤ 2a² + 2b² holds whatever the noise of each row is.
-            quantile = _noise_quantile(reply, request)
-            bound = 2 * n * self._mapped_radius(request) ** 2 + 2 * sums.noise_variance_sum * quantile**2
-            if np.trace(sums.gram) > bound:
+            noise = _noise_norm(sums.noise_variance_sum, request.num_columns, self.max_noise_std)
+            if math.sqrt(np.trace(sums.gram)) > math.sqrt(n) * self._mapped_radius(request) + noise:
                 raise ProtocolError("released rows longer than any honest ones")
         if self.label_radius is not None and sums.label_square_sum > n * self.label_radius**2 * (1 + slack):
             raise ProtocolError("a label beyond label_radius")
@@ -183,10 +180,36 @@ def _noise_quantile(reply: Reply, request: Request) -> float:
     return math.sqrt(stats.chi2.isf(_FALSE_ALARM / reply.num_samples, request.num_columns))
 
 
+def _noise_norm(variance_sum: float, num_columns: int, max_noise_std: float) -> float:
+    """Norm of all rows' noise together that is passed with probability at most 1e-9.
+
+    Whatever the σ_i of the rows, of which only Σ σ_i² and a bound are known: Laurent and Massart
+    (2000), *Adaptive estimation of a quadratic functional*, Lemma 1, for Σ σ_i² χ²_d.
+    """
+    x = -math.log(_FALSE_ALARM)
+    largest = min(max_noise_std, math.sqrt(variance_sum)) ** 2
+    mean = num_columns * variance_sum
+    return math.sqrt(mean + 2.0 * math.sqrt(x * mean * largest) + 2.0 * x * largest)
+
+
+def _of_real_rows(sums: Moments) -> bool:
+    """Whether sums can be those of real rows (1, g̃, y): their Gram matrix has no negative eigenvalue."""
+    d = sums.num_features
+    gram = np.empty((d + 2, d + 2))
+    gram[0, 0], gram[0, 1:-1], gram[0, -1] = sums.num_samples, sums.total, sums.label_sum
+    gram[1:-1, 1:-1], gram[1:-1, -1] = sums.gram, sums.cross
+    gram[-1, -1] = sums.label_square_sum
+    scale = np.sqrt(np.diag(gram))
+    scale[scale == 0] = 1.0  # an empty column must be zero throughout
+    # On the unit diagonal sums of 1e9 rows are off by less than 1e-6.
+    return bool(np.linalg.eigvalsh(gram / scale / scale[:, None], UPLO="U")[0] >= -1e-6)
+
+
 def _reason(text: str | None) -> str:
     """What the device says, without what Flower wraps around it: in simulation a whole traceback."""
     lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
     last = (lines[-1] if lines else "no reason given").removesuffix("'>")
     for wrapping in ("occurred. Message: ", "RequestRefusedError'>:<'", "RequestRefusedError: "):
         last = last.rpartition(wrapping)[2]
-    return last[:300]
+    # The device writes it: printing it must not move a cursor or a colour.
+    return "".join(letter if letter.isprintable() else "?" for letter in last[:300])
