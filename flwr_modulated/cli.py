@@ -119,6 +119,32 @@ def audit(records: Annotated[Path, typer.Argument(help="A JSON-lines file of run
         raise typer.Exit(1)
 
 
+@app.command("run-status")
+def show_run_status(
+    superlink: Annotated[
+        str | None,
+        typer.Argument(help="SuperLink connection, as for `flwr run`; left out, Flower's default."),
+    ] = None,
+    run_id: Annotated[str | None, typer.Option(help="The run; left out, the latest.")] = None,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the run to finish.")] = 0.0,
+    output: Annotated[
+        str, typer.Option(help="Directory of the results, as in the run config.")
+    ] = "~/flwr-modulated-results",
+    no_record: Annotated[
+        bool, typer.Option("--no-record", help="Another app, or a SuperLink elsewhere: look for no results.")
+    ] = False,
+) -> None:
+    """Whether a Flower run has finished with results, which `flwr run` does not tell.
+
+    Exit code 0: it has; 1: it failed, was stopped or left no results; 3: not finished yet.
+    """
+    from .run_status import check_run
+
+    status = check_run(superlink, run_id, output=None if no_record else output, wait=wait)
+    typer.echo(str(status))
+    raise typer.Exit(status.exit_code)
+
+
 def main() -> None:
     """Run the command line; errors this package raises on purpose end in one line and exit code 2."""
     try:

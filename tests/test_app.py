@@ -246,7 +246,10 @@ SENTINEL = "271828.182"
         ("age,hours,stress\n", {}),
         (None, {}),
         ("", {"policy-path": f"/nowhere/{SENTINEL}.toml"}),
-        ("", {"label": "secretcolumn"}),
+        (
+            f"age,hours,stress,secretcolumn\n{SENTINEL},1,1,1\n",
+            {"label": "secretcolumn", "features": "age,hours"},
+        ),
         (f"age,hours,stress\n{SENTINEL},1,1\n", {"ledger-path": f"/nowhere/{SENTINEL}/ledger.db"}),
     ],
     ids=["text", "gap", "no-label", "no-header", "more", "order", "feature", "ragged", "empty", "no-file",
@@ -578,6 +581,31 @@ def test_a_status_that_flower_does_not_tell(answer: Any, words: str, flower_says
     flower_says(answer)
     with pytest.raises(InvalidParameterError, match=words):
         check_run("local", "7")
+
+
+@pytest.mark.parametrize(
+    ("status", "record", "more", "code"),
+    [
+        ("finished:completed", True, [], 0),
+        ("finished:completed", False, [], 1),
+        ("finished:completed", False, ["--no-record"], 0),
+        ("finished:failed", True, [], 1),
+        ("running", False, [], 3),
+    ],
+)
+def test_the_command_tells_by_its_exit_code(
+    status: str, record: bool, more: list[str], code: int, tmp_path: Path, flower_says: Any
+) -> None:
+    from typer.testing import CliRunner
+
+    from flwr_modulated.cli import app
+
+    flower_says(listed(status))
+    if record:
+        write_record(tmp_path)
+    done = CliRunner().invoke(app, ["run-status", "local", "--output", str(tmp_path), *more])
+    assert done.exit_code == code
+    assert f"Run 7: {status}" in done.output
 
 
 def test_reading_tables_needs_no_simulation_extra() -> None:

@@ -187,6 +187,20 @@ def test_a_finished_study_started_again_asks_nobody(fleet: Fleet) -> None:
     assert record_of(config)["iterate_standardised"] == first["iterate_standardised"]
 
 
+def test_a_study_that_failed_for_too_few_asks_only_the_others_when_it_is_run_again(fleet: Fleet) -> None:
+    config = fleet.run_config(min_replies=6)
+
+    def deaf(message: Message, ask: Callable[[], Message]) -> Message | None:
+        return None if message.metadata.dst_node_id == 105 else ask()
+
+    with pytest.raises(InsufficientRepliesError, match="5 valid replies of 6 asked"):
+        server_app.app(wrapped(fleet.grid(config), deaf), server_context(config))
+    fleet.calls.clear()
+    server_app.app(fleet.grid(config), server_context(config, run_id=8))
+    assert fleet.calls == [5]
+    np.testing.assert_array_equal(record_of(config)["iterate_standardised"], uninterrupted(fleet))
+
+
 def test_an_iterative_server_that_dies_goes_on_with_the_next_round(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
