@@ -1,0 +1,1 @@
+"""A NumPyClient-based app with modulated learning in place of FedAvg."""
