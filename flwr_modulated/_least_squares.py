@@ -55,7 +55,7 @@ def _sandwich(sample: Sample, bread: FloatArray, solution: FloatArray) -> FloatA
     psi = sample.products(vector)[:, :p]
     # The scores sum to zero at the solution: their sum of squares is centred already.
     half = np.linalg.solve(bread, psi.T @ psi)
-    covariance = np.linalg.solve(bread, half.T) / sample.num_samples**2
+    covariance = np.linalg.solve(bread, half.T) / sample.weights.sum() ** 2
     if sample.grouped:
         g = sample.effective_units
         covariance *= g / (g - 1.0)

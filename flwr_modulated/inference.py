@@ -66,7 +66,7 @@ class Results:
     guarantee : Guarantee or None
         What the release guarantees, if it was given.
     sample : Sample
-        What was released.
+        What was released, weighted where its noise differs.
     estimator : Estimator
         What made `shrunk_params`.
     fit_intercept : bool
@@ -90,7 +90,8 @@ class Results:
     normal and χ² distributions; without noise they give exactly ordinary least squares
     with HC0 errors. Over G nodes the sum of squares is multiplied by G/(G−1) and
     intervals use t with G−1 degrees of freedom (F for several restrictions), G being
-    the effective number of nodes, (Σ n_g)²/Σ n_g².
+    the effective number of nodes, (Σ n_g)²/Σ n_g². Rows of different noise are weighted
+    by :meth:`Sample.weighted`, as everything that is linear in ψ allows.
 
     These Wald intervals hold their level while τ/λ_min(Σ̂) is below 0.3. Above, and
     wherever Σ̂ is not positive definite, use :meth:`score_test` and
@@ -160,6 +161,7 @@ class Results:
         InvalidParameterError
             If a scale is not positive.
         """
+        sample = sample.weighted()
         d = sample.num_features
         units = Units.build(d, fit_intercept, centre, scale, label_centre, label_scale)
         names = coefficient_names(feature_names, d, fit_intercept)

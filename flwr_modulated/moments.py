@@ -129,7 +129,7 @@ class Moments:
             raise InvalidDataError(f"labels must have one entry a released row, got {y.size}")
         if n == 0:
             raise InvalidDataError("blocks must hold at least one released row, got none")
-        std = _check_noise_std(noise_std, n)
+        std = check_noise_std(noise_std, n)
         variance = n * float(std.reshape(-1)[0]) ** 2 if std.size == 1 else float(std @ std)
         return cls(
             num_samples=n,
@@ -417,7 +417,8 @@ class DebiasedMoments:
         )
 
 
-def _check_noise_std(noise_std: ArrayLike, num_rows: int) -> FloatArray:
+def check_noise_std(noise_std: ArrayLike, num_rows: int) -> FloatArray:
+    """Return `noise_std` as an array of one entry or of one a row, if it is finite and at least 0."""
     try:
         std = np.asarray(noise_std, dtype=np.float64)
     except (TypeError, ValueError):

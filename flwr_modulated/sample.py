@@ -8,20 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ._parts import (
+    MODULATION,
+    NOISE,
+    NOISE_FOURTH,
+    ROWS,
+    WEIGHT,
+    Groups,
+    Ids,
+    Rows,
+    as_matrix,
+    tally_up,
+)
 from ._typing import FloatArray
 from ._validate import check_matrix, check_real, check_vector
 from .errors import InvalidDataError, InvalidParameterError
 from .modulation import Modulation
-from .moments import DebiasedMoments, Moments, modulation_offset
+from .moments import DebiasedMoments, Moments, check_noise_std, modulation_offset
 
 __all__ = ["Group", "Sample"]
-
-_Ids: TypeAlias = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,49 +58,6 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """W_i = u_i u_iᵀ − offset − v_i·diag(noise), stored in O(n q)."""
-
-    vectors: FloatArray  # (n, q)
-    offset: FloatArray  # (q, q)
-    noise: FloatArray  # (q,): how noise of unit variance enters the diagonal
-    variances: FloatArray  # (n,): σ_i²/(1−α)²
-    modulation_square: float  # λ²/(1−α)²
-    ids: _Ids | None
-
-    @property
-    def tallies(self) -> FloatArray:
-        n = len(self.vectors)
-        return np.column_stack([np.ones(n), self.variances, np.full(n, self.modulation_square)])
-
-    def products(self, vector: FloatArray) -> FloatArray:
-        result = self.vectors * (self.vectors @ vector)[:, None]
-        result -= self.offset @ vector
-        result -= self.variances[:, None] * (self.noise * vector)
-        return result
-
-    def total(self, keep: NDArray[np.bool_]) -> FloatArray:
-        chosen = self.vectors[keep]
-        gram = chosen.T @ chosen - len(chosen) * self.offset
-        return np.asarray(gram - np.diag(self.variances[keep].sum() * self.noise))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Groups:
-    """W_g of whole nodes."""
-
-    matrices: FloatArray  # (G, q, q)
-    tallies: FloatArray  # (G, 3): rows, and over these Σ σ²/(1−α)² and Σ λ²/(1−α)²
-    ids: _Ids | None
-
-    def products(self, vector: FloatArray) -> FloatArray:
-        return np.asarray(self.matrices @ vector)
-
-    def total(self, keep: NDArray[np.bool_]) -> FloatArray:
-        return np.asarray(self.matrices[keep].sum(axis=0))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Sample:
     """Everything released in a study, by independent units (rows, or nodes).
 
@@ -103,28 +70,31 @@ class Sample:
         Number of features d, without the label of joint records.
     num_units : int
         Number of units that are independent of each other.
-    counts : ndarray of shape (num_units,)
-        Released rows of each unit.
+    joint_label_scale : float or None
+        The s_y of joint records; None where labels travelled beside the rows.
+    weights : ndarray of shape (num_units,)
+        Released rows of each unit, or after :meth:`weighted` the sum of their weights.
     grouped : bool
         Whether units stand for more than single rows, so that intervals must allow
         for their number.
     """
 
     num_features: int
-    _parts: tuple[_Rows | _Groups, ...] = field(repr=False)
+    joint_label_scale: float | None
+    _parts: tuple[Rows | Groups, ...] = field(repr=False)
     grouped: bool = field(init=False)
     num_units: int = field(init=False)
-    counts: FloatArray = field(init=False, repr=False)
+    weights: FloatArray = field(init=False, repr=False)
     _index: NDArray[np.intp] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         index, num_units = _unit_index(self._parts)
         object.__setattr__(self, "_index", index)
         object.__setattr__(self, "num_units", num_units)
-        grouped = index is not None or any(isinstance(part, _Groups) for part in self._parts)
+        grouped = index is not None or any(isinstance(part, Groups) for part in self._parts)
         object.__setattr__(self, "grouped", grouped)
-        counts = self._by_unit(np.concatenate([part.tallies[:, 0] for part in self._parts]))
-        object.__setattr__(self, "counts", counts)
+        weights = self._by_unit(np.concatenate([part.tallies[:, WEIGHT] for part in self._parts]))
+        object.__setattr__(self, "weights", weights)
 
     @classmethod
     def from_rows(
@@ -176,7 +146,7 @@ class Sample:
         modulation = Modulation() if modulation is None else modulation
         shrink = modulation.contraction
         offset = modulation_offset(modulation, directions, num_features=columns) / shrink**2
-        variances = np.broadcast_to(_noise_std(noise_std, n) ** 2 / shrink**2, (n,))
+        variances = np.broadcast_to(check_noise_std(noise_std, n) ** 2 / shrink**2, (n,))
         scaled = rows / shrink
         if joint_label_scale is None:
             if labels is None:
@@ -205,15 +175,18 @@ class Sample:
         padded = np.zeros((len(width),) * 2)
         padded[:columns, :columns] = offset
         full_offset[np.ix_(place, place)] = padded * np.outer(width, width)
-        part = _Rows(
+        part = Rows(
             vectors=vectors,
             offset=full_offset,
             noise=noise,
             variances=variances,
-            modulation_square=(modulation.effective_amplitude / shrink) ** 2,
+            weights=np.ones(n),
+            tallies=tally_up(
+                np.ones(n), variances, variances**2, (modulation.effective_amplitude / shrink) ** 2
+            ),
             ids=None if units is None else _ids(units, n),
         )
-        return cls(vectors.shape[1] - 2, (part,))
+        return cls(vectors.shape[1] - 2, joint_label_scale, (part,))
 
     @classmethod
     def from_moments(
@@ -265,13 +238,17 @@ class Sample:
         named = [group.unit for group in wrapped]
         if any(unit is None for unit in named) and any(unit is not None for unit in named):
             raise InvalidDataError("groups must have a unit each, or none of them; name the others too")
-        part = _Groups(
-            matrices=counts[:, None, None] * np.array([_as_matrix(part) for part in debiased]),
-            tallies=counts[:, None]
-            * np.array([(1.0, part.noise_scale**2, part.modulation_scale**2) for part in debiased]),
+        part = Groups(
+            matrices=counts[:, None, None] * np.array([as_matrix(part) for part in debiased]),
+            tallies=tally_up(
+                counts,
+                np.array([part.noise_scale**2 for part in debiased]),
+                np.array([part.noise_scale**4 for part in debiased]),
+                np.array([part.modulation_scale**2 for part in debiased]),
+            ),
             ids=None if named[0] is None else _ids(named, len(named)),
         )
-        return cls(d, (part,))
+        return cls(d, joint_label_scale, (part,))
 
     def __add__(self, other: Self) -> Self:
         if not isinstance(other, Sample):
@@ -290,23 +267,61 @@ class Sample:
         listed = list(samples)
         if not listed:
             raise InvalidDataError("samples must be at least one, got none")
-        d = listed[0].num_features
+        d, scale = listed[0].num_features, listed[0].joint_label_scale
         for sample in listed:
             if sample.num_features != d:
                 raise InvalidDataError(
                     f"samples must have the same number of features, got {d} and {sample.num_features}"
                 )
-        return cls(d, tuple(part for sample in listed for part in sample._parts))
+            if sample.joint_label_scale != scale:
+                raise InvalidDataError("samples must all have public labels, or one scale of private labels")
+        return cls(d, scale, tuple(part for sample in listed for part in sample._parts))
+
+    def weighted(self) -> Self:
+        """Weigh rows of different noise by the information that it leaves.
+
+        Returns
+        -------
+        Sample
+            Rows weigh as in :meth:`DebiasedMoments.combine`, the moments of a node as
+            rows with the node's average noise; weights sum to the number of rows. The
+            sample itself if all noise is equal.
+
+        Notes
+        -----
+        The weights depend on the noise, which is public, and on the trace of Σ̂ alone, so
+        that scores keep mean zero and squared errors stay unbiased as long as what a
+        device has to say does not depend on its budget.
+        """
+        tallies = np.concatenate([part.tallies for part in self._parts])
+        s2, s4, modulation = (tallies[:, j] / tallies[:, ROWS] for j in (NOISE, NOISE_FOURTH, MODULATION))
+        if np.allclose(s2, s2[0], rtol=1e-9, atol=0) and np.allclose(modulation, modulation[0], rtol=1e-9):
+            return self
+        moments = self.moments()
+        d, signal = self.num_features, float(np.trace(moments.second_moment))
+        if self.joint_label_scale is not None:
+            d, signal = d + 1, signal + moments.label_square / self.joint_label_scale**2
+        signal = max(signal, 0.0)
+        variances = s4 * (d + 1) + (2.0 * signal + modulation) * s2 + signal**2 * (d + 1) / d**2
+        if not variances.all():  # rows without noise, and no signal to go by: any weights will do
+            return self
+        factors = 1.0 / variances
+        factors *= tallies[:, ROWS].sum() / (tallies[:, ROWS] @ factors)
+        ends = np.cumsum([len(part.tallies) for part in self._parts])[:-1]
+        pieces = zip(self._parts, np.split(factors, ends), strict=True)
+        return type(self)(
+            self.num_features, self.joint_label_scale, tuple(part.reweighted(f) for part, f in pieces)
+        )
 
     @property
     def num_samples(self) -> int:
         """Number of released rows K."""
-        return round(float(self.counts.sum()))
+        return round(sum(float(part.tallies[:, ROWS].sum()) for part in self._parts))
 
     @property
     def effective_units(self) -> float:
-        """Number of equally large units with the same spread of counts, (Σn)² / Σn²."""
-        return float(self.counts.sum() ** 2 / (self.counts @ self.counts))
+        """Number of equal units that are worth as much, (Σw)² / Σw²."""
+        return float(self.weights.sum() ** 2 / (self.weights @ self.weights))
 
     def products(self, vector: FloatArray) -> FloatArray:
         """W_g v of every unit, shape (num_units, d + 2), for v over (x, 1, y)."""
@@ -320,15 +335,15 @@ class Sample:
         """Unbiased moments of all units, or of those that the mask (num_units,) keeps."""
         mask = np.ones(self.num_units, dtype=bool) if keep is None else keep
         masks = self._by_part(mask)
-        tally = np.zeros(3)
+        tally = np.zeros(5)
         total = np.zeros((self.num_features + 2,) * 2)
         for part, chosen in zip(self._parts, masks, strict=True):
             tally += part.tallies[chosen].sum(axis=0)
             total += part.total(chosen)
-        count = tally[0]
+        count, weight = tally[ROWS], tally[WEIGHT]
         if count == 0:
             raise InvalidDataError("moments need at least one unit, got none")
-        total /= count
+        total /= weight
         d = self.num_features
         return DebiasedMoments(
             num_samples=round(count),
@@ -337,8 +352,9 @@ class Sample:
             feature_mean=total[:d, d].copy(),
             label_mean=float(total[d, d + 1]),
             label_square=float(total[d + 1, d + 1]),
-            noise_scale=float(np.sqrt(tally[1] / count)),
-            modulation_scale=float(np.sqrt(tally[2] / count)),
+            noise_scale=float(np.sqrt(count * tally[NOISE]) / weight),
+            modulation_scale=float(np.sqrt(tally[MODULATION] / weight)),
+            noise_fourth=float(count * tally[NOISE_FOURTH] / weight**2),
         )
 
     def _by_unit(self, values: FloatArray) -> FloatArray:
@@ -354,28 +370,7 @@ class Sample:
         return list(np.split(spread, ends))
 
 
-def _as_matrix(part: DebiasedMoments) -> FloatArray:
-    d = part.num_features
-    matrix = np.empty((d + 2, d + 2))
-    matrix[:d, :d] = part.second_moment
-    matrix[:d, d] = matrix[d, :d] = part.feature_mean
-    matrix[:d, d + 1] = matrix[d + 1, :d] = part.cross_moment
-    matrix[d, d] = 1.0
-    matrix[d, d + 1] = matrix[d + 1, d] = part.label_mean
-    matrix[d + 1, d + 1] = part.label_square
-    return matrix
-
-
-def _noise_std(noise_std: ArrayLike, n: int) -> FloatArray:
-    std = np.asarray(noise_std, dtype=np.float64)
-    if std.shape not in ((), (1,), (n,)):
-        raise InvalidDataError(f"noise_std must be a number or have shape ({n},), got {std.shape}")
-    if not np.isfinite(std).all() or (std < 0).any():
-        raise InvalidParameterError("noise_std must be finite and at least 0")
-    return std
-
-
-def _ids(units: Sequence[Any], n: int) -> _Ids:
+def _ids(units: Sequence[Any], n: int) -> Ids:
     # As objects: a mixed list of int and str must not turn 1 and "1" into the same unit.
     array = np.empty(len(units), dtype=object)
     array[:] = list(units)
@@ -384,7 +379,7 @@ def _ids(units: Sequence[Any], n: int) -> _Ids:
     return array
 
 
-def _unit_index(parts: tuple[_Rows | _Groups, ...]) -> tuple[NDArray[np.intp] | None, int]:
+def _unit_index(parts: tuple[Rows | Groups, ...]) -> tuple[NDArray[np.intp] | None, int]:
     """Unit of every row and group, or None where each is its own unit."""
     total = sum(len(part.tallies) for part in parts)
     if all(part.ids is None for part in parts):

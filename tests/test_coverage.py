@@ -45,10 +45,10 @@ def test_mutants_are_caught(monkeypatch: pytest.MonkeyPatch, mutant: str, rng: n
             lambda modulation, directions, *, num_features: np.zeros((num_features,) * 2),
         )
     else:
-        build = sample_module._Rows
+        build = sample_module.Rows
         monkeypatch.setattr(
             sample_module,
-            "_Rows",
+            "Rows",
             lambda **parts: replace(build(**parts), variances=0.9 * parts["variances"]),
         )
     row = coverage(CELLS[0], table="", replications=1000, rng=rng)

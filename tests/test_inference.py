@@ -201,12 +201,12 @@ class TestSample:
                 lambda modulation, directions, *, num_features: np.zeros((num_features,) * 2),
             )
         else:
-            whole = sample_module._Rows.products
+            whole = sample_module.Rows.products
 
-            def lazy(self: sample_module._Rows, vector: FloatArray) -> FloatArray:
+            def lazy(self: sample_module.Rows, vector: FloatArray) -> FloatArray:
                 return whole(replace(self, variances=0.9 * self.variances), vector)
 
-            monkeypatch.setattr(sample_module._Rows, "products", lazy)
+            monkeypatch.setattr(sample_module.Rows, "products", lazy)
         with pytest.raises(AssertionError):
             check_scores_are_unbiased()
 
@@ -268,6 +268,47 @@ class TestSample:
         assert apart.num_units == 2
         np.testing.assert_allclose(apart.moments().second_moment, pooled.second_moment, atol=1e-12)
 
+    @pytest.mark.parametrize("joint", [False, True])
+    def test_weights_of_rows_with_noise_of_their_own(self, joint: bool, rng: np.random.Generator) -> None:
+        """Weighted rows have the moments that combine makes of the two noise levels."""
+        scale = 2.0 if joint else None
+        rows, y = rng.standard_normal((50, 4)), None if joint else rng.standard_normal(50)
+        std = np.where(np.arange(50) < 20, 0.4, 1.7)
+        weighted = Sample.from_rows(rows, y, noise_std=std, joint_label_scale=scale).weighted()
+        levels = [
+            Moments.from_rows(rows[s], None if joint else y[s], noise_std=std[s])
+            for s in (slice(0, 20), slice(20, 50))
+        ]
+        expected = DebiasedMoments.combine(level.debias() for level in levels)
+        if joint:
+            expected = DebiasedMoments.from_joint(expected, label_scale=2.0)
+        nodes = Sample.from_moments(levels, joint_label_scale=scale).weighted()
+        for moments in (weighted.moments(), nodes.moments()):
+            np.testing.assert_allclose(moments.second_moment, expected.second_moment, rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(moments.cross_moment, expected.cross_moment, rtol=1e-10, atol=1e-12)
+            for name in ("num_samples", "label_mean", "label_square", "noise_scale", "noise_fourth"):
+                assert getattr(moments, name) == pytest.approx(getattr(expected, name), rel=1e-10)
+        assert weighted.weights.sum() == pytest.approx(50.0)
+        assert weighted.weights[0] > weighted.weights[-1]
+
+    def test_equal_noise_needs_no_weights(self) -> None:
+        sample, _ = noisy(0.7, modulation=Modulation(0.2, 0.6, 0.5, 1))
+        assert sample.weighted() is sample
+        own = Sample.from_rows(np.eye(3), np.ones(3), noise_std=[0.1, 0.1, 0.5])
+        assert own.weighted() is not own
+        without_signal = Sample.from_rows(np.eye(3), np.ones(3), noise_std=[0.0, 0.0, 1.0])
+        assert without_signal.moments().second_moment == pytest.approx(0.0)
+        assert without_signal.weighted() is without_signal
+
+    def test_weights_sharpen_inference(self, rng: np.random.Generator) -> None:
+        """Half the devices without privacy: their rows should decide, not be drowned by the others'."""
+        x, y = regression(2000)
+        std = np.where(np.arange(2000) % 2 == 0, 0.0, 5.0)
+        released = x + std[:, None] * rng.standard_normal(x.shape)
+        half = Results.from_rows(x[::2], y[::2], noise_std=0.0)
+        both = Results.from_rows(released, y, noise_std=std)
+        assert (both.bse < 1.1 * half.bse).all()
+
     def test_repeated_releases_of_a_unit_count_once(self) -> None:
         """Releasing the same rows again without noise adds rows but no information."""
         x, y = regression(60)
@@ -288,7 +329,7 @@ class TestSample:
     def test_ids_of_different_types_are_different_units(self) -> None:
         sample = Sample.from_rows(np.eye(3), np.ones(3), noise_std=0, units=[1, "1", 1])
         assert sample.num_units == 2
-        np.testing.assert_array_equal(sample.counts, [2, 1])
+        np.testing.assert_array_equal(sample.weights, [2, 1])
         unnamed = sample + Sample.from_rows(np.eye(3), np.ones(3), noise_std=0)
         assert unnamed.num_units == 5
 
@@ -562,6 +603,13 @@ class TestBadInput:
             (
                 lambda: Sample.from_moments([moments]) + Sample.from_rows(rows[:, :2], y, noise_std=0),
                 "same number",
+            ),
+            (
+                lambda: (
+                    Sample.from_moments([moments])
+                    + Sample.from_rows(np.eye(4), None, noise_std=0, joint_label_scale=1.0)
+                ),
+                "public labels",
             ),
             (lambda: Sample.from_moments([moments]).moments(np.array([False])), "at least one unit"),
         ):
