@@ -659,7 +659,6 @@ def test_a_failure_midway_keeps_what_is_finished_and_names_the_cell(tmp_path: Pa
     ("module", "override", "words"),
     [
         ("compare", "method=ridge", "methods=[...]"),
-        ("run", "guarantee.epsilon=0", "epsilon"),
         ("run", "guarantee.epsilonn=1", "epsilonn"),
     ],
 )
