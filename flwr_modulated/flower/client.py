@@ -192,20 +192,16 @@ class ModulatedClient(NumPyClient):
         )
 
         public_labels = None if relation.hides_labels else labels
+        mechanism = self._policy.mechanism(request.modulation)
+        # What it refuses it refuses here, before anything is spent; noise is drawn as blocks are asked for.
+        blocks = mechanism.release_blocks(records, directions, rng=self._rng(request.server_round))
         if self._ledger is None and request.payload == "moments":
             # No ledger will ask for the rows again: a block of them is gone once it is summed.
-            mechanism = self._policy.mechanism(request.modulation)
-            blocks = mechanism.release_blocks(records, directions, rng=self._rng(request.server_round))
             sums = Moments.from_blocks(blocks, public_labels, noise_std=mechanism.noise_std)
             return MomentsReply(request.server_round, sums)
 
         def compute() -> Release:
-            mechanism = self._policy.mechanism(request.modulation)
-            return Release(
-                mechanism.release(records, directions, rng=self._rng(request.server_round)),
-                public_labels,
-                mechanism.noise_std,
-            )
+            return Release(np.concatenate(list(blocks)), public_labels, mechanism.noise_std)
 
         release = (
             compute()
