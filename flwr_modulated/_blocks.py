@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from ._typing import FloatArray
+
 # 512 KiB of float64: a block and its noise stay in the second-level cache.
 _BLOCK_ENTRIES = 2**16
 
@@ -25,3 +31,30 @@ def row_blocks(num_rows: int, num_columns: int) -> list[slice]:
     """
     size = max(1, _BLOCK_ENTRIES // num_columns)
     return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+
+
+def blocks_of(parts: Iterable[FloatArray]) -> Iterator[FloatArray]:
+    """Consecutive rows of several matrices in such blocks: small ones put together, large ones cut.
+
+    Parameters
+    ----------
+    parts : iterable of ndarray of shape (n_i, d)
+        Any number of matrices of the same width.
+
+    Yields
+    ------
+    ndarray of shape (b, d)
+    """
+    waiting: list[FloatArray] = []
+    entries = 0
+    for part in parts:
+        if waiting and entries + part.size > _BLOCK_ENTRIES:
+            yield np.concatenate(waiting)
+            waiting, entries = [], 0
+        if part.size > _BLOCK_ENTRIES:
+            yield from (part[block] for block in row_blocks(*part.shape))
+        else:
+            waiting.append(part)
+            entries += part.size
+    if waiting:
+        yield np.concatenate(waiting)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .._blocks import blocks_of
 from .._typing import FloatArray
 from ..errors import InsufficientRepliesError, InvalidParameterError
 from ..modulation import Modulation
@@ -54,24 +55,47 @@ class Round:
             self.replies[node] = reply
         return moved
 
-    def rows(self) -> tuple[RowsReply | None, list[str]]:
-        """All released rows put together, and for each its node and place there.
+    def row_moments(self) -> list[Moments]:
+        """Sums of all released rows, one for each level of noise."""
+        levels: dict[float, list[RowsReply]] = defaultdict(list)
+        parts: list[Moments] = []
+        for _, reply in self._row_replies():
+            if len(reply.noise_std) == 1:
+                levels[float(reply.noise_std[0])].append(reply)
+            else:
+                parts += reply.moments()
+        for level, replies in levels.items():
+            labels = [reply.labels for reply in replies if reply.labels is not None]
+            parts.append(
+                Moments.from_blocks(
+                    blocks_of([reply.released for reply in replies]),
+                    np.concatenate(labels) if labels else None,
+                    noise_std=level,
+                )
+            )
+        return parts
 
-        Ordered by content, since node ids and arrival differ from run to run.
-        """
-        found = [(node, reply) for node, reply in self.replies.items() if isinstance(reply, RowsReply)]
-        if not found:
-            return None, []
-        found.sort(key=lambda item: item[1].sort_key)
-        replies = [reply for _, reply in found]
+    def rows(self) -> RowsReply | None:
+        """All released rows put together, in the order of :meth:`row_units`."""
+        replies = [reply for _, reply in self._row_replies()]
+        if not replies:
+            return None
         labels = [reply.labels for reply in replies if reply.labels is not None]
-        merged = RowsReply(
+        return RowsReply(
             server_round=self.request.server_round,
             released=np.concatenate([reply.released for reply in replies]),
             labels=np.concatenate(labels) if labels else None,
             noise_std=np.concatenate([np.broadcast_to(r.noise_std, (r.num_samples,)) for r in replies]),
         )
-        return merged, [f"{node}/{row}" for node, reply in found for row in range(reply.num_samples)]
+
+    def row_units(self) -> list[str]:
+        """Of each released row its node and its place there."""
+        return [f"{node}/{row}" for node, reply in self._row_replies() for row in range(reply.num_samples)]
+
+    def _row_replies(self) -> list[tuple[int, RowsReply]]:
+        """Ordered by content, since node ids and arrival differ from run to run."""
+        found = [(node, reply) for node, reply in self.replies.items() if isinstance(reply, RowsReply)]
+        return sorted(found, key=lambda item: item[1].sort_key)
 
     def sums(self) -> list[tuple[str, Moments]]:
         """Sums of the nodes that sent moments, each with its node; ordered by content."""
@@ -132,10 +156,7 @@ class StudyState:
         rounds = []
         for entry in self.rounds:
             levels: dict[str, list[Moments]] = defaultdict(list)
-            rows, _ = entry.rows()
-            parts = [] if rows is None else rows.moments()
-            parts += [sums for _, sums in entry.sums()]
-            for moments in parts:
+            for moments in entry.row_moments() + [sums for _, sums in entry.sums()]:
                 # Twelve digits: the same noise must not count as two levels by rounding.
                 levels[f"{moments.noise_variance_sum / moments.num_samples:.12g}"].append(moments)
             debiased = DebiasedMoments.combine(
@@ -168,7 +189,7 @@ class StudyState:
         repeated = len(self.rounds) > 1
         for entry in self.rounds:
             modulation, directions = entry.request.modulation, entry.request.directions
-            rows, units = entry.rows()
+            rows = entry.rows()
             if rows is not None:
                 samples.append(
                     Sample.from_rows(
@@ -178,7 +199,7 @@ class StudyState:
                         modulation=modulation,
                         directions=directions,
                         joint_label_scale=label_scale,
-                        units=units if repeated else None,
+                        units=entry.row_units() if repeated else None,
                     )
                 )
             groups = [
