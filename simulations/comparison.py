@@ -55,8 +55,8 @@ def comparison_sheets(records: Sequence[Record], name: Callable[[Record], str] =
             Sheet(
                 title=task_title(task, rows),
                 header=(
-                    "median test R²" if several else "test R²",
-                    *(f"ε={epsilon:g}" for epsilon in epsilons),
+                    "median test R², ε =" if several else "test R², ε =",
+                    *(f"{epsilon:g}" for epsilon in epsilons),
                 ),
                 rows=tuple(
                     (label, *(_cell(grouped, label, epsilon) for epsilon in epsilons)) for label in grouped
@@ -72,7 +72,12 @@ def _cell(grouped: Series, label: str, epsilon: float) -> str:
     if label not in medians:
         return "–"
     best = BEST if medians[label] >= max(medians.values()) else ""
-    return f"{best}{medians[label]:.3f}"
+    return best + shown_r2(medians[label])
+
+
+def shown_r2(value: float) -> str:
+    """Three decimals; what is worse than −1 is hopeless, whatever its digits."""
+    return f"{value:.3f}" if value >= -1 else "< −1"
 
 
 def comparison_figure(records: Sequence[Record], name: Callable[[Record], str] = default_name) -> Figure:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 
 from hydra import compose
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from flwr_modulated import InvalidParameterError
@@ -17,8 +19,8 @@ from .settings import METHODS, SYNTHETIC, Cell, check_name, read_cell
 def read_grid(config: DictConfig, overrides: Sequence[str]) -> list[Cell]:
     """All cells that ``compare`` runs.
 
-    Each task, method and variant is composed by Hydra as ``run`` would compose it, so
-    the task's selected values reach the method by interpolation.
+    Each task, method and variant is what ``run`` would compose, so the task's selected
+    values reach the method by interpolation.
 
     Parameters
     ----------
@@ -46,10 +48,10 @@ def read_grid(config: DictConfig, overrides: Sequence[str]) -> list[Cell]:
     for name in variants:
         check_name("variants", name, methods)
     # Not the guarantee's own epsilon, which classical accounting may refuse.
-    first = [f"guarantee.epsilon={epsilons[0]}"]
+    composer = _Composer((*kept, f"guarantee.epsilon={epsilons[0]}"), tasks)
     prototypes = {
         task: [
-            _prototype([*kept, f"task={task}", f"method={method}", *first, *changes], variant, epsilons)
+            _prototype(composer.config(task, method, changes), variant, epsilons)
             for method in methods
             for variant, changes in (variants.get(method) or {"": []}).items()
         ]
@@ -64,8 +66,39 @@ def read_grid(config: DictConfig, overrides: Sequence[str]) -> list[Cell]:
     ]
 
 
-def _prototype(overrides: list[str], variant: str, epsilons: list[float]) -> Cell:
-    cell = replace(read_cell(compose("config", overrides)), variant=variant)
+class _Composer:
+    """Composes with Hydra once for each choice of groups, and sets single values on copies.
+
+    Composing anew for every task and variant would give the same and take half a minute.
+    """
+
+    def __init__(self, overrides: Sequence[str], tasks: Sequence[str]) -> None:
+        self._overrides = list(overrides)
+        self._tasks = {task: self._compose(f"task={task}").task for task in tasks}
+        self._composed: dict[tuple[str, ...], DictConfig] = {}
+
+    def _compose(self, *overrides: str) -> DictConfig:
+        return compose("config", [*self._overrides, *overrides])
+
+    def config(self, task: str, method: str, changes: Sequence[str]) -> DictConfig:
+        """The configuration of a task, a method, and a variant's overrides."""
+        parsed = OverridesParser.create().parse_overrides(list(changes))
+        groups = (
+            f"method={method}",
+            *(text for text, change in zip(changes, parsed, strict=True) if "." not in change.key_or_group),
+        )
+        if groups not in self._composed:
+            self._composed[groups] = self._compose(*groups)
+        config = deepcopy(self._composed[groups])
+        config.task = deepcopy(self._tasks[task])
+        for change in parsed:
+            if "." in change.key_or_group:
+                OmegaConf.update(config, change.key_or_group, change.value())
+        return config
+
+
+def _prototype(config: DictConfig, variant: str, epsilons: list[float]) -> Cell:
+    cell = replace(read_cell(config), variant=variant)
     if cell.setting("tuning") is None:
         return cell
     settings = {**dict(cell.method), "epsilons": tuple(epsilons)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .comparison import draw_panel
+from .comparison import draw_panel, shown_r2
 from .records import Record
 from .series import Series, by_task, epsilons_of, select_on_validation, series
 from .sheets import BEST, Sheet
@@ -57,12 +57,12 @@ def _sheet(tasks: dict[str, list[Record]], relation: str) -> Sheet:
             for epsilon in epsilons:
                 medians = {name: np.median(v[epsilon]) for name, v in lines.items() if epsilon in v}
                 best = BEST if medians.get(method, -np.inf) >= max(medians.values()) else ""
-                cells.append(f"{best}{medians[method]:.3f}" if method in medians else "–")
+                cells.append(best + shown_r2(float(medians[method])) if method in medians else "–")
             rows.append((task, method, *cells))
     first = next(iter(tasks.values()))[0]
     return Sheet(
         ROWS[relation],
-        ("task", "method", *(f"ε={epsilon:g}" for epsilon in epsilons)),
+        ("task", "median test R², ε =", *(f"{epsilon:g}" for epsilon in epsilons)),
         tuple(rows),
         f"Median test R² over {len({r['seed'] for r in next(iter(tasks.values()))})} splits. "
         f"δ = {first['delta']:g}, exact accounting, unit row; auto under {relation}, {BASELINE} under "
