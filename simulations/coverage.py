@@ -1,7 +1,7 @@
 """Do intervals and tests hold their level? ``python -m simulations.coverage`` prints the tables.
 
 Every federation is simulated from known coefficients, released, and handed to the package's own
-:class:`Results`. Takes about five minutes; ``--replications`` scales it.
+:class:`Results`. Takes about seven minutes on one free core; ``--replications`` scales it.
 """
 
 from __future__ import annotations
