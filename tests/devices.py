@@ -122,7 +122,7 @@ def read_releases(ledger: Path) -> list[Release]:
     if not ledger.exists():
         return []
     with sqlite3.connect(ledger) as db:
-        payloads = db.execute("SELECT payload FROM spend ORDER BY id").fetchall()
+        payloads = db.execute("SELECT payload FROM spend WHERE payload IS NOT NULL ORDER BY id").fetchall()
     db.close()
     return [Release.from_bytes(payload) for (payload,) in payloads]
 
