@@ -1,7 +1,7 @@
 """Private regression from devices that hold one row each, as a Flower plugin.
 
-Importing the package loads the mathematics only; the names that need Flower
-(`ModulatedClient`, `ModulatedStrategy`) load it on first use.
+Importing the package loads the mathematics only; names that need Flower, or that take long
+to load, do so on first use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ from .policy import Columns, Limits, Policy
 from .privacy import Distance, Guarantee, Replace, ReplaceRecord
 
 if TYPE_CHECKING:
-    from .flower import ModulatedClient, ModulatedStrategy
+    from .diagnostics import plot_diagnostics
+    from .evaluation import Evaluation, cross_validate
+    from .flower import ModulatedClient, ModulatedStrategy, Screen
+    from .inference import Results
+    from .sample import Group, Sample
 
 __version__ = "0.1.0"
 
@@ -38,7 +42,9 @@ __all__ = [
     "DebiasedMoments",
     "DeviceNoise",
     "Distance",
+    "Evaluation",
     "GradientDescent",
+    "Group",
     "Guarantee",
     "InsufficientRepliesError",
     "InvalidDataError",
@@ -60,17 +66,33 @@ __all__ = [
     "Replace",
     "ReplaceRecord",
     "RequestRefusedError",
+    "Results",
     "Ridge",
+    "Sample",
+    "Screen",
+    "cross_validate",
     "draw_directions",
     "gradient",
+    "plot_diagnostics",
 ]
 
-_NEED_FLOWER = {"ModulatedClient", "ModulatedStrategy"}
+# Where each name that is loaded on first use lives.
+_LAZY = {
+    "Evaluation": ".evaluation",
+    "Group": ".sample",
+    "ModulatedClient": ".flower",
+    "ModulatedStrategy": ".flower",
+    "Results": ".inference",
+    "Sample": ".sample",
+    "Screen": ".flower",
+    "cross_validate": ".evaluation",
+    "plot_diagnostics": ".diagnostics",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NEED_FLOWER:
-        return getattr(import_module(".flower", __name__), name)
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

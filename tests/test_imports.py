@@ -149,13 +149,13 @@ class TestPublicNames:
         assert dir(flwr_modulated) == flwr_modulated.__all__
 
     def test_all_is_what_the_package_defines(self) -> None:
-        """The public names imported into the package, and those that need Flower and load on first use."""
+        """The public names imported into the package, and those that load on first use."""
         here = {
             name
             for name, value in vars(flwr_modulated).items()
             if not name.startswith("_") and getattr(value, "__module__", "").startswith("flwr_modulated")
         }
-        lazy = set(flwr_modulated._NEED_FLOWER)
+        lazy = set(flwr_modulated._LAZY)
         assert here | lazy == set(flwr_modulated.__all__)
 
     @pytest.mark.global_rng  # importing Flower draws from it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .client import ModulatedClient
+from .screening import Screen
 from .strategy import ModulatedStrategy
 
-__all__ = ["ModulatedClient", "ModulatedStrategy"]
+__all__ = ["ModulatedClient", "ModulatedStrategy", "Screen"]
