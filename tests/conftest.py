@@ -24,6 +24,16 @@ def pytest_report_header() -> str:
     return f"base seed: {BASE_SEED} (FLWR_MODULATED_TEST_SEED)"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the nightly tests out unless -m speaks of them; -m replaces an option in pyproject.toml."""
+    if "nightly" in config.option.markexpr:
+        return
+    nightly = [item for item in items if item.get_closest_marker("nightly")]
+    if nightly:
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if item not in nightly]
+
+
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """A stream that depends on the test's name and the base seed only: order does not matter."""
