@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from .records import Record
 from .series import (
     Series,
     by_task,
-    default_name,
+    distinguishing_name,
     epsilons_of,
     guarantee_caption,
     quartiles,
@@ -45,9 +45,10 @@ def style(name: str, index: int = 0) -> dict[str, Any]:
     return {"markersize": 4, "linewidth": 1.4, **STYLES.get(name, spare)}
 
 
-def comparison_sheets(records: Sequence[Record], name: Callable[[Record], str] = default_name) -> list[Sheet]:
-    """One sheet a task: median test R² of each series by ε, quartiles where there are several splits."""
+def comparison_sheets(records: Sequence[Record]) -> list[Sheet]:
+    """One sheet a task: median test R² of each series by ε."""
     sheets = []
+    name = distinguishing_name(records)
     for task, rows in by_task([record for record in records if record["epsilon"] is not None]).items():
         grouped, epsilons = series(rows, name), epsilons_of(rows)
         several = len({record["seed"] for record in rows}) > 1
@@ -80,7 +81,7 @@ def shown_r2(value: float) -> str:
     return f"{value:.3f}" if value >= -1 else "< −1"
 
 
-def comparison_figure(records: Sequence[Record], name: Callable[[Record], str] = default_name) -> Figure:
+def comparison_figure(records: Sequence[Record]) -> Figure:
     """Test R² against ε, a panel a task: median, quartile band, non-private OLS line."""
     from matplotlib.figure import Figure
 
@@ -91,6 +92,7 @@ def comparison_figure(records: Sequence[Record], name: Callable[[Record], str] =
     figure = Figure(figsize=(width, 4.2 * rows if rows == 1 else 3.6 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     handles: dict[str, Any] = {}
+    name = distinguishing_name(records)
     for axis, (task, task_records) in zip(axes.flat, tasks.items(), strict=False):
         handles |= draw_panel(axis, task_records, series(task_records, name))
         axis.set_title(task_title(task, task_records), fontsize=9)

@@ -114,5 +114,11 @@ def _figure(tasks: dict[str, list[Record]]) -> Any:
                 axis.set_xlabel("ε")
         label = text.replace(": ", ":\n").replace(" (paper", "\n(paper")
         axes[row, 0].set_ylabel(f"{label}\n\nR² on the test split", fontsize=8)
+    first = next(iter(tasks.values()))[0]
+    figure.suptitle(
+        f"δ = {first['delta']:g}, {first['accounting']} accounting, unit row; local DP FedAvg hides any "
+        "replacement of a record in every panel; median and quartiles",
+        fontsize=9,
+    )
     figure.legend(handles.values(), list(handles), loc="outside lower center", ncols=3)
     return figure

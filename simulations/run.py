@@ -1,7 +1,16 @@
 """One federated run: ``python -m simulations.run task=fair method=auto guarantee.epsilon=2``.
 
-Appends one JSON record to ``records.jsonl`` in Hydra's output directory. Sweeps with
-``-m``, for instance ``-m guarantee.epsilon=0.5,1,2,4,8 method=auto,iterative``.
+Appends one JSON record to ``records.jsonl`` in Hydra's output directory. Sweeps with ``-m``, and
+``python -m simulations.report multirun`` gathers them. The launchers and the sweeper come with
+``pip install hydra-joblib-launcher hydra-ray-launcher hydra-optuna-sweeper``:
+
+- one after another: ``-m guarantee.epsilon=0.5,1,2,4,8 method=auto,iterative``;
+- on processes: add ``engine=inprocess hydra/launcher=joblib hydra.launcher.n_jobs=2``. With
+  ``engine=ray`` every job starts a Ray of its own, so cap that too: ``engine.num_cpus=1``;
+- on a Ray cluster: add ``engine=inprocess hydra/launcher=ray +hydra.launcher.ray.remote.num_cpus=0``.
+  Without the last, jobs hold the processors that ``engine=ray`` waits for, for ever;
+- searching: ``-m hydra/sweeper=optuna hydra.sweeper.direction=maximize hydra.sweeper.n_trials=20
+  method=ridge 'method.penalty=tag(log,interval(0.05,5))'`` maximises the R² of the validation split.
 """
 
 from __future__ import annotations
@@ -22,14 +31,15 @@ register()
 
 
 @hydra.main(version_base="1.3", config_path=CONF_DIR, config_name="config")
-def main(config: DictConfig) -> None:
-    """Run the configured cell."""
+def main(config: DictConfig) -> float:
+    """Run the configured cell; a sweeper gets its R² on the validation split."""
     directory = Path(HydraConfig.get().runtime.output_dir)
     with exit_on_error():
         (record,) = run_experiment([read_cell(config)], read_engine(config), directory, workers=1)
     console = Console()
     console.print(records_table([record]))
     console.print(f"record: {directory / RECORDS}")
+    return float(record["r2_validation"])
 
 
 if __name__ == "__main__":

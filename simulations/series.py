@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -24,17 +25,49 @@ def by_task(records: Sequence[Record]) -> dict[str, list[Record]]:
     return dict(tasks)
 
 
-def default_name(record: Record) -> str:
-    """Method, and variant where there is one."""
-    return " ".join(filter(None, [record["method"], record.get("variant", "")]))
+# What may tell two runs of a method on the same split at the same ε apart.
+_SETTINGS = (
+    "delta", "relation", "accounting", "sensitivity", "alpha", "amplitude", "frequency", "num_directions",
+    "num_rounds", "pool", "step", "penalty", "radius", "clip", "clip_ratio", "tail", "num_clients", "engine",
+)  # fmt: skip
+
+
+def distinguishing_name(records: Sequence[Record]) -> Callable[[Record], str]:
+    """Name of a record's series: its method, variant, and whatever setting sets it apart.
+
+    Runs of different settings must not share a median: where a method ran more than once on a
+    split at an ε, the settings that differ there become part of the name.
+    """
+    groups: dict[object, list[Record]] = defaultdict(list)
+    for record in records:
+        key = (record["task"], record["method"], record.get("variant"), record["epsilon"], record["seed"])
+        groups[key].append(record)
+    differing: dict[str, set[str]] = defaultdict(set)
+    for group in groups.values():
+        for setting in _SETTINGS:
+            if len({json.dumps(record.get(setting)) for record in group}) > 1:
+                differing[group[0]["method"]].add(setting)
+
+    def name(record: Record) -> str:
+        method = record["method"]
+        found = [setting for setting in _SETTINGS if setting in differing[method]]
+        shown = [f"{setting}={_short(record.get(setting))}" for setting in found]
+        return " ".join(filter(None, [method, record.get("variant", ""), *shown]))
+
+    return name
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def series(
     records: Sequence[Record],
-    name: Callable[[Record], str] = default_name,
+    name: Callable[[Record], str] | None = None,
     value: str = "r2",
 ) -> Series:
     """Values of the private runs by series and ε; methods in their usual order."""
+    name = name or distinguishing_name(records)
     ordered = sorted(records, key=lambda record: METHODS.index(record["method"]))
     grouped: Series = {}
     for record in ordered:

@@ -11,7 +11,7 @@ import numpy as np
 from . import paper
 from .comparison import comparison_figure, comparison_sheets
 from .records import Record
-from .series import Series, by_task, default_name, epsilons_of, guarantee_caption, series
+from .series import by_task, distinguishing_name, epsilons_of, guarantee_caption, series
 from .sheets import Sheet
 
 if TYPE_CHECKING:
@@ -207,11 +207,11 @@ def flower(runs: Sequence[Record], searches: Sequence[Record]) -> Report:
     """Flower's own differential privacy, with whom each method trusts."""
     sheets = []
     for task, records in by_task(runs).items():
-        grouped: Series = series(records)
+        name_of = distinguishing_name(records)
         rows = []
-        for name, values in grouped.items():
-            one = next(record for record in records if default_name(record) == name)
-            seconds = float(np.median([r["seconds"] for r in records if default_name(r) == name]))
+        for name, values in series(records, name_of).items():
+            of_name = [record for record in records if name_of(record) == name]
+            one, seconds = of_name[0], float(np.median([record["seconds"] for record in of_name]))
             rows.append(
                 (
                     name,

@@ -73,6 +73,14 @@ def test_comparison_is_of_medians_and_marks_the_best():
     assert sheets[0].rows[3] == ("local_dp_fedavg", "0.510", "0.510", "0.510")
 
 
+def test_runs_of_different_settings_do_not_share_a_median():
+    runs = [record("ridge", penalty=0.5, r2=0.1), record("ridge", penalty=2.0, r2=0.9), record("auto")]
+    (sheet,) = comparison_sheets(runs)
+    assert {row[0]: row[1] for row in sheet.rows} == {
+        "auto": "0.500", "ridge penalty=0.5": "0.100", "ridge penalty=2": "*0.900",
+    }  # fmt: skip
+
+
 def test_no_epsilon_without_its_delta_relation_and_accounting():
     caption = guarantee_caption([record(), record("local_dp_fedavg", relation="replace_record(any)")])
     for part in ("1e-05", "distance(1): auto", "replace_record(any): local_dp_fedavg", "exact", "unit row"):
