@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import Message
-from scipy import stats
+from scipy.special import chdtri
 
 from .._validate import check_int, check_real
 from ..errors import InvalidParameterError, ProtocolError
@@ -177,7 +177,7 @@ def sort_replies(
 
 def _noise_quantile(reply: Reply, request: Request) -> float:
     """Norm of d standard normals that any of n rows passes with probability at most 1e-9."""
-    return math.sqrt(stats.chi2.isf(_FALSE_ALARM / reply.num_samples, request.num_columns))
+    return math.sqrt(chdtri(request.num_columns, _FALSE_ALARM / reply.num_samples))
 
 
 def _noise_norm(variance_sum: float, num_columns: int, max_noise_std: float) -> float:
