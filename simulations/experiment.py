@@ -61,6 +61,8 @@ def run_experiment(
     if not total:
         return [records[cell.identity] for cell in cells]
 
+    done = 0
+
     def keep(record: Record) -> None:
         found, name = (searches, SEARCHES) if record["kind"] == "search" else (records, RECORDS)
         append_record(directory / name, record)
@@ -69,7 +71,6 @@ def run_experiment(
         done += 1
         on_progress(done, total, _label(record))
 
-    done = 0
     count = min(workers or os.cpu_count() or 1, total)
     in_process = engine.name == "inprocess"
     if count > 1 and (in_process or open_searches):

@@ -141,7 +141,7 @@ def run_flower_dp(
                 plain, multiplier, bound, num_clients, accountant=accountant
             )
         else:
-            wrapper = DifferentialPrivacyServerSideAdaptiveClipping
+            wrapper: Any = DifferentialPrivacyServerSideAdaptiveClipping
             if method == "flower_adaptive_client":
                 mods.append(adaptiveclipping_mod)
                 wrapper = DifferentialPrivacyClientSideAdaptiveClipping
@@ -222,7 +222,7 @@ class EqualWeights(FedAvg):
         claims = {message.content["metrics"][self.weighted_by_key] for message in messages}
         if len(claims) > 1:
             raise InvalidDataError(
-                f"num-examples must be equal for all clients, got {sorted(claims)}: the noise assumes it"
+                f"num-examples must be equal for all clients, got {len(claims)} different: the noise assumes it"
             )
         return super().aggregate_train(server_round, messages)
 

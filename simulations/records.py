@@ -57,6 +57,24 @@ def find_records(places: Iterable[Path]) -> list[Record]:
     return list(found.values())
 
 
+def archive_records(records: Iterable[Record], path: Path) -> None:
+    """Write records compressed and small: six significant digits, sorted, the same bytes each time."""
+    ordered = sorted(records, key=lambda record: (record["kind"], record["id"]))
+    text = "".join(json.dumps(_rounded(record), allow_nan=False) + "\n" for record in ordered)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode("utf-8"), mtime=0))
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return value
+
+
 def _parse(text: str, path: Path) -> list[Record]:
     records = []
     for number, line in enumerate(text.splitlines(), start=1):

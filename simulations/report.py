@@ -19,7 +19,7 @@ from rich.table import Table
 from .ablation import ablation
 from .comparison import comparison_figure, comparison_sheets
 from .matched import matched
-from .records import Record, find_records
+from .records import Record, archive_records, find_records
 from .scaling import scaling
 from .series import guarantee_caption
 from .settings import exit_on_error
@@ -96,18 +96,25 @@ def write_report(report: Report, name: str, output: Path) -> list[Path]:
         suffix = "" if len(report.sheets) == 1 else f"-{index}"
         written.append(output / f"{name}{suffix}.csv")
         written[-1].write_text(sheet.csv(), encoding="utf-8")
+    if not report.figures:
+        return written
+    from matplotlib import rc_context
+
     for title, figure in report.figures.items():
         stem = "-".join(filter(None, [name, title]))
         for kind in ("png", "svg"):
             written.append(output / f"{stem}.{kind}")
-            # No date, so that the same records give the same file.
+            # No date and no random names, so that the same records give the same file.
             metadata = {"Date": None} if kind == "svg" else {"Software": None}
-            figure.savefig(written[-1], dpi=150, metadata=metadata)
+            with rc_context({"svg.fonttype": "none", "svg.hashsalt": stem}):
+                figure.savefig(written[-1], dpi=150, metadata=metadata)
     return written
 
 
-def report_directory(places: Sequence[Path], output: Path, console: Console) -> None:
-    """Report every experiment found in `places`."""
+def report_directory(
+    places: Sequence[Path], output: Path, console: Console, *, archive: bool = False
+) -> None:
+    """Report every experiment found in `places`; with `archive` also its records, compressed."""
     experiments: dict[str, list[Record]] = {}
     for record in find_records(places):
         experiments.setdefault(record["experiment"], []).append(record)
@@ -117,16 +124,21 @@ def report_directory(places: Sequence[Path], output: Path, console: Console) -> 
             console.print(sheet.rich())
         for path in write_report(report, experiment or "comparison", output):
             console.print(f"written: {path}", soft_wrap=True)
+        if archive:
+            target = output / f"{experiment or 'comparison'}.jsonl.gz"
+            archive_records(records, target)
+            console.print(f"written: {target}", soft_wrap=True)
 
 
 def main(
     places: Annotated[list[Path], typer.Argument(help="Directories or files that hold records.")],
     output: Annotated[Path | None, typer.Option(help="Where to; by default the first place.")] = None,
+    archive: Annotated[bool, typer.Option("--archive", help="Also write the records, compressed.")] = False,
 ) -> None:
     """Gather records into tables and figures."""
     first = places[0] if places[0].is_dir() else places[0].parent
     with exit_on_error():
-        report_directory(places, output or first, Console())
+        report_directory(places, output or first, Console(), archive=archive)
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def search(cell: Cell, space: SearchSpace = SPACE) -> Record:
         "repeats": repeats,
         "fields": list(FIELDS),
         "settings": settings,
-        "r2_validation": np.maximum(table, -9.0).round(3).tolist(),
+        "r2_validation": np.maximum(table, -1.0).round(3).tolist(),  # below: hopeless
         "selected": int(np.maximum(table, 0.0).mean(axis=1).argmax()),
         "selected_by_epsilon": table.argmax(axis=0).tolist(),
         "seconds": round(time.perf_counter() - begin, 3),

@@ -211,10 +211,13 @@ def test_what_is_not_a_record_is_refused_by_file_and_line(tmp_path):
 def test_directory_of_a_mix_is_reported_by_experiment(tmp_path):
     write(tmp_path / "1" / "records.jsonl", study())
     write(tmp_path / "2" / "records.jsonl", [record(experiment="table1", task=t) for t in ("fair", "co2")])
-    report_directory([tmp_path], tmp_path / "out", Console(file=io.StringIO()))
+    report_directory([tmp_path], tmp_path / "out", Console(file=io.StringIO()), archive=True)
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"comparison.md", "comparison.png", "comparison.svg", "comparison-1.csv", "table1.md"} <= names
     assert "0.610" in (tmp_path / "out" / "comparison.md").read_text()
+    archived = find_records([tmp_path / "out"])  # which give the same report again
+    tables = build_report("", [found for found in archived if not found["experiment"]]).sheets
+    assert tables == build_report("", study()).sheets
 
 
 def test_same_records_same_tables_in_any_order():
