@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike
 from ._typing import FloatArray
 from .errors import InvalidDataError, InvalidParameterError
 
+_MANY = 1024
+
 
 def check_real(
     name: str,
@@ -28,19 +30,21 @@ def check_real(
     hint: str = "",
 ) -> float:
     """Return `value` as a float if it is a finite number in the interval."""
+    number = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        number = float(value)
+        inside = (number > low if low_open else number >= low) and (
+            number < high if high_open else number <= high
+        )
+        if inside and math.isfinite(number):
+            return number
     interval = f"{'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
     advice = f"; {hint}" if hint else ""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InvalidParameterError(
             f"{name} must be a number in {interval}, got {type(value).__name__}{advice}"
         )
-    number = float(value)
-    inside = (number > low if low_open else number >= low) and (
-        number < high if high_open else number <= high
-    )
-    if not math.isfinite(number) or not inside:
-        raise InvalidParameterError(f"{name} must be finite and in {interval}, got {number:g}{advice}")
-    return number
+    raise InvalidParameterError(f"{name} must be finite and in {interval}, got {number:g}{advice}")
 
 
 def check_int(name: str, value: object, *, low: int, high: int | None = None, hint: str = "") -> int:
@@ -117,7 +121,9 @@ def check_varying(name: str, array: FloatArray, columns: Sequence[str]) -> None:
 
 def require_finite(name: str, array: FloatArray) -> None:
     """Raise if a value is NaN or infinite; the error never shows a value."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = array.sum()  # finite only if every value is, and needs no array of flags
-    if not math.isfinite(total) and not np.isfinite(array).all():
+    if array.size > _MANY:  # a finite sum has finite terms only, and needs no array of flags
+        with np.errstate(over="ignore", invalid="ignore"):
+            if math.isfinite(array.sum()):
+                return
+    if not np.isfinite(array).all():
         raise InvalidDataError(f"{name} must be finite, got NaN or infinity; drop or fill such rows first")

@@ -213,9 +213,12 @@ class Mechanism:
 
         def mapped(block: FloatArray) -> FloatArray:
             require_finite("features", block)
+            clipped = clip_rows(block, radius)
+            if self.modulation.is_plain:  # shrinks at most
+                return self.modulation.apply(clipped, frame, rng=source)
             with np.errstate(over="ignore", invalid="ignore"):  # the check below says it better
-                values = self.modulation.apply(clip_rows(block, radius), frame, rng=source)
-            if values is not block and not np.isfinite(values).all():
+                values = self.modulation.apply(clipped, frame, rng=source)
+            if not np.isfinite(values).all():
                 raise InvalidDataError(
                     "features must be small enough to modulate without overflow; rescale them"
                 )

@@ -250,6 +250,8 @@ def check_directions(directions: ArrayLike, *, num_features: int, num_directions
         raise InvalidParameterError(
             f"directions must have shape ({num_features}, {num_directions}), got {frame.shape}"
         )
+    if num_directions == 0:
+        return frame
     if not np.isfinite(frame).all():
         raise InvalidParameterError("directions must be finite, got NaN or infinity")
     with np.errstate(over="ignore", invalid="ignore"):
