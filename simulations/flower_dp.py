@@ -222,7 +222,7 @@ class EqualWeights(FedAvg):
         claims = {message.content["metrics"][self.weighted_by_key] for message in messages}
         if len(claims) > 1:
             raise InvalidDataError(
-                f"num-examples must be equal for all clients, got {len(claims)} different: the noise assumes it"
+                f"num-examples must be equal for all clients, got {len(claims)} values: the noise assumes it"
             )
         return super().aggregate_train(server_round, messages)
 
