@@ -142,7 +142,11 @@ def test_matched_chooses_the_radius_by_validation_and_keeps_relations_apart():
         {"auto": "0.400", "local_dp_fedavg_tuned": "*0.600"},
         {"auto": "0.300", "local_dp_fedavg_tuned": "*0.600"},
     ]
-    assert report.sheets[3].rows[0] == ("replace", "fair", "2")
+    assert report.sheets[3].rows == (
+        ("replace", "fair", "-0.200"),
+        ("replace_record", "fair", "-0.300"),
+    )
+    assert report.sheets[4].rows[0] == ("replace", "fair", "2")
 
 
 def test_scaling_predicts_with_equation_5():
