@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from flwr_modulated import InvalidDataError
 from simulations.comparison import comparison_figure, comparison_sheets
+from simulations.insert import insert_tables
 from simulations.records import Record, find_records
 from simulations.report import BUILDERS, build_report, records_table, report_directory, write_report
 from simulations.scaling import predicted_error
@@ -222,6 +223,19 @@ def test_directory_of_a_mix_is_reported_by_experiment(tmp_path):
     archived = find_records([tmp_path / "out"])  # which give the same report again
     tables = build_report("", [found for found in archived if not found["experiment"]]).sheets
     assert tables == build_report("", study()).sheets
+
+
+def test_tables_go_between_their_markers_and_nowhere_else():
+    text = "a\n<!-- begin figure1 2 -->\nold\n<!-- end -->\nb\n<!-- begin other 1 -->\nkept\n<!-- end -->\n"
+    records = [{**found, "experiment": "figure1"} for found in study()]
+    found = insert_tables(text, records)
+    assert found == insert_tables(found, records)
+    assert found.startswith("a\n")
+    assert "old" not in found
+    assert "**0.610**" in found
+    assert found.endswith("b\n<!-- begin other 1 -->\nkept\n<!-- end -->\n")
+    with pytest.raises(InvalidDataError, match="has 3 table"):
+        insert_tables(text.replace("figure1 2", "figure1 9"), records)
 
 
 def test_same_records_same_tables_in_any_order():
