@@ -264,8 +264,8 @@ def test_weights_make_coefficients_as_much_better_as_theory_says(
 
     R = 150 federations of 48,000 or 24,000 rows; the ratio r of two means over the same federations has
     the SE sd(a − r b)/(b̄√R), about 10 % of r; two-sided at 5 SE (6e-7) and 8 % more for what the first
-    order leaves out: fractions of τ²/λ_min², up to 0.006, times the number of terms. Equal weights give 1, weights by 1/s give 0.049 and 0.71, the least noisy devices alone
-    0.93 in the second federation.
+    order leaves out, of the size of τ²/λ_min², up to 0.008, times some ten terms. Equal weights give 1,
+    weights by 1/s give 0.049 and 0.71, the least noisy devices alone 0.93 in the second federation.
     """
     assert predicted_ratio(counts) == pytest.approx(factor, rel=1e-2)
     estimator = Ridge(0.0)
