@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .audit import Finding
-from .studies import Plan
+from .privacy import Guarantee
+from .studies import Plan, Study, Target
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["console", "plan_document", "print_audit", "print_plan"]
+__all__ = ["console", "needs_document", "plan_document", "print_audit", "print_needs", "print_plan"]
 
 _WIDTH = 80
 
@@ -42,6 +44,47 @@ def print_plan(plan: Plan, out: Console) -> None:
     out.print()
 
 
+def print_needs(study: Study, targets: Sequence[Target], needed: Sequence[int | None], out: Console) -> None:
+    """Print how many devices each of several targets takes."""
+    guarantee = Guarantee(study.epsilon or 0.0, study.delta, study.relation)
+    out.print()
+    out.print(f"Promise: {guarantee}.")
+    for line in _assumed(study):
+        out.print(line)
+    table = _table("Devices to ask", "for", "devices")
+    for target, number in zip(targets, needed, strict=True):
+        table.add_row(_target(target), "none would do" if number is None else f"{number:,}")
+    out.print(table)
+    out.print(
+        "Name one target (--target-se, --target-r2-loss, --power with --effect) or --num-clients for the "
+        "whole plan: expected errors, methods compared, what attackers learn, advice."
+    )
+    out.print()
+
+
+def needs_document(study: Study, targets: Sequence[Target], needed: Sequence[int | None]) -> dict[str, Any]:
+    """The same as plain values for JSON."""
+    return {
+        "guarantee": {
+            "epsilon": study.epsilon,
+            "delta": study.delta,
+            "relation": str(study.relation),
+            "unit": "row",
+        },
+        "needed": [
+            {"target": _values(target), "num_clients": number}
+            for target, number in zip(targets, needed, strict=True)
+        ],
+    }
+
+
+def _assumed(study: Study) -> list[str]:
+    return [
+        f"Assumed: {study.num_features} standardised features with pairwise correlation "
+        f"{study.correlation:g}, which explain {study.r2:.0%} of the label."
+    ]
+
+
 def _answer(plan: Plan) -> list[str]:
     study = plan.study
     if study.num_clients is None:
@@ -58,8 +101,7 @@ def _answer(plan: Plan) -> list[str]:
         first,
         f"Promise: {plan.guarantee}.",
         f"Each device releases {rows} with noise of {plan.noise_std:.3g} standard deviations of a feature.",
-        f"Assumed: {study.num_features} standardised features with pairwise correlation "
-        f"{study.correlation:g}, which explain {study.r2:.0%} of the label.",
+        *_assumed(study),
     ]
 
 
@@ -73,11 +115,15 @@ def _goal(plan: Plan) -> str:
     target = plan.study.target
     if target is None:
         return ""
+    return f" for {_target(target)}" if target.kind == "standard_error" else f" to {_target(target)}"
+
+
+def _target(target: Target) -> str:
     if target.kind == "r2_loss":
-        return f" to lose at most {target.value:g} of R²"
+        return f"lose at most {target.value:g} of R²"
     if target.kind == "standard_error":
-        return f" for standard errors of {target.value:g}"
-    return f" to find a coefficient of {target.effect:g} with a chance of {target.value:.0%}"
+        return f"standard errors of {target.value:g}"
+    return f"find a coefficient of {target.effect:g} with a chance of {target.value:.0%}"
 
 
 def _error_table(plan: Plan) -> Table:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .errors import ModulatedError
+from .errors import InvalidParameterError, ModulatedError
+
+if TYPE_CHECKING:
+    from .studies import Target
 
 __all__ = ["app", "main"]
 
@@ -71,21 +74,27 @@ def show_plan(
     """How many devices, how small an ε, or what error: give two, get the third.
 
     The two are of --epsilon, --num-clients and one target (--target-se, --target-r2-loss, or
-    --power with --effect). Features and label count as standardised.
+    --power with --effect); with --epsilon alone, a table of devices for common targets.
+    Features and label count as standardised.
     """
+    import json
+
     from . import planning
-    from ._report import console, plan_document, print_plan
+    from ._report import console, needs_document, plan_document, print_needs, print_plan
     from .modulation import Modulation
 
+    wanted = planning.choose_target(
+        standard_error=target_se, r2_loss=target_r2_loss, power=power, effect=effect
+    )
+    # With ε alone, the devices that several common targets take.
+    common = epsilon is not None and num_clients is None and wanted is None
     study = planning.Study(
         num_features=num_features,
         relation=planning.parse_relation(relation),
         delta=delta,
         epsilon=epsilon,
         num_clients=num_clients,
-        target=planning.choose_target(
-            standard_error=target_se, r2_loss=target_r2_loss, power=power, effect=effect
-        ),
+        target=_common_targets()[0] if common else wanted,
         r2=r2,
         correlation=correlation,
         dropout=dropout,
@@ -94,17 +103,35 @@ def show_plan(
         sensitivity=sensitivity,  # type: ignore[arg-type]
         accounting=accounting,  # type: ignore[arg-type]
     )
+    if common:
+        if figure is not None:
+            raise InvalidParameterError("figure needs a target or num_clients beside epsilon")
+        targets = _common_targets()
+        needed = planning.needed_clients(study, targets)
+        if as_json:
+            typer.echo(json.dumps(needs_document(study, targets, needed), indent=2, ensure_ascii=False))
+        else:
+            print_needs(study, targets, needed, console())
+        return
     answer = planning.plan(study)
     if figure is not None:
         from ._plan_figure import draw_plan
 
         draw_plan(answer, figure)
     if as_json:
-        import json
-
         typer.echo(json.dumps(plan_document(answer), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         print_plan(answer, console())
+
+
+def _common_targets() -> list[Target]:
+    from .studies import Target
+
+    return [
+        *(Target("standard_error", value) for value in (0.1, 0.05, 0.02)),
+        *(Target("r2_loss", value) for value in (0.05, 0.02)),
+        *(Target("power", 0.8, effect) for effect in (0.2, 0.1)),
+    ]
 
 
 @app.command("audit")

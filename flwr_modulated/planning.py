@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Literal
@@ -40,6 +40,7 @@ __all__ = [
     "choose_target",
     "expected_r2",
     "exposure",
+    "needed_clients",
     "parse_relation",
     "plan",
 ]
@@ -103,6 +104,33 @@ def plan(study: Study) -> Plan:
         advice=(),
     )
     return replace(answer, advice=advise(answer, clipped))
+
+
+def needed_clients(study: Study, targets: Sequence[Target]) -> list[int | None]:
+    """Devices to ask for each of several targets at the study's ε.
+
+    Parameters
+    ----------
+    study : Study
+        With ε and any target, which is replaced by each of `targets` in turn.
+    targets : sequence of Target
+        What might be wanted.
+
+    Returns
+    -------
+    list of int or None
+        None where a billion devices would not do.
+    """
+    clipped = study.population.clipped(study.relation)
+    answers: list[int | None] = []
+    for target in targets:
+        try:
+            replies = _needed_replies(replace(study, target=target), clipped)
+        except InvalidParameterError:
+            answers.append(None)
+        else:
+            answers.append(math.ceil(replies / (1 - study.dropout)))
+    return answers
 
 
 def _law(study: Study, clipped: Population, epsilon: float, replies: int) -> ReleaseLaw:

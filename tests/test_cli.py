@@ -71,6 +71,21 @@ class TestPlan:
         )
         assert document["noise_std"] == pytest.approx(mechanism.noise_std)
 
+    def test_epsilon_alone_gives_the_devices_of_common_targets(self):
+        result = run(*PLAN, "--epsilon", 2)
+        assert result.exit_code == 0
+        assert "(ε=2, δ=1e-05)-DP, relation distance(1), unit row" in result.stdout
+        document = json.loads(run(*PLAN, "--epsilon", 2, "--json").stdout)
+        for entry in document["needed"]:
+            assert f"{entry['num_clients']:,}" in result.stdout
+        (wanted,) = (
+            entry
+            for entry in document["needed"]
+            if entry["target"]["value"] == 0.02 and entry["target"]["kind"] == "standard_error"
+        )
+        whole = json.loads(run(*PLAN, "--epsilon", 2, "--target-se", 0.02, "--json").stdout)
+        assert wanted["num_clients"] == whole["num_clients"]
+
     def test_figure(self, tmp_path):
         path = tmp_path / "plan.png"
         assert run(*PLAN, "--epsilon", 2, "--num-clients", 3000, "--figure", path).exit_code == 0
@@ -79,7 +94,8 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (["--epsilon", "2"], "exactly two of epsilon, num_clients and a target"),
+            (["--num-clients", "2000"], "exactly two of epsilon, num_clients and a target"),
+            (["--epsilon", "2", "--figure", "plan.png"], "figure needs a target or num_clients"),
             (["--epsilon", "2", "--power", "0.8"], "effect must be given with power"),
             (["--epsilon", "-1", "--num-clients", "100"], "epsilon must be finite and in (0, inf]"),
             (["--epsilon", "2", "--num-clients", "100", "--accounting", "best"], "accounting must be one of"),
