@@ -79,6 +79,7 @@ class Mechanism:
     sensitivity: Sensitivity = "conditional"
     accounting: Accounting = "exact"
     allow_invalid_classical: bool = field(default=False, kw_only=True)
+    _noise_std: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, kind in (("modulation", Modulation), ("guarantee", Guarantee)):
@@ -88,8 +89,16 @@ class Mechanism:
                 )
         check_int("num_releases", self.num_releases, low=1)
         check_choice("sensitivity", self.sensitivity, Sensitivity)
-        # Raises here, before anything is spent, whatever calibration would refuse later.
-        if not math.isfinite(self.noise_std):
+        # Raises here, before anything is spent, whatever calibration refuses.
+        noise_std = self.l2_sensitivity * calibrate_noise_multiplier(
+            float(self.guarantee.epsilon),
+            float(self.guarantee.delta),
+            num_compositions=self._num_compositions,
+            accounting=self.accounting,
+            allow_invalid_classical=self.allow_invalid_classical,
+        )
+        object.__setattr__(self, "_noise_std", noise_std)
+        if not math.isfinite(noise_std):
             raise InvalidParameterError(
                 "noise_std must be finite; lower amplitude, frequency or the relation's radius"
             )
@@ -102,13 +111,7 @@ class Mechanism:
     @property
     def noise_std(self) -> float:
         """Standard deviation σ of each noise coordinate, in units of the released row."""
-        return self.l2_sensitivity * calibrate_noise_multiplier(
-            float(self.guarantee.epsilon),
-            float(self.guarantee.delta),
-            num_compositions=self._num_compositions,
-            accounting=self.accounting,
-            allow_invalid_classical=self.allow_invalid_classical,
-        )
+        return self._noise_std
 
     @property
     def _num_compositions(self) -> int:

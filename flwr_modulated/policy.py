@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from os import PathLike
 
 import numpy as np
@@ -175,7 +176,7 @@ class Policy:
     limits: Limits = field(default_factory=Limits, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.mechanism(Modulation())
+        _mechanism.__wrapped__(self, Modulation())  # not through the cache: settings may be of any type yet
         check_choice("on_exhausted", self.on_exhausted, OnExhausted)
         for name, kind in (("release_labels", bool), ("columns", Columns | None), ("limits", Limits)):
             if not isinstance(getattr(self, name), kind):
@@ -190,13 +191,7 @@ class Policy:
 
     def mechanism(self, modulation: Modulation) -> Mechanism:
         """The mechanism for a modulation that a server asks for, with this device's own noise."""
-        return Mechanism(
-            modulation,
-            self.guarantee,
-            num_releases=self.num_releases,
-            sensitivity=self.sensitivity,
-            accounting=self.accounting,
-        )
+        return _mechanism(self, modulation)
 
     @property
     def budget(self) -> float:
@@ -327,3 +322,15 @@ class Policy:
         from ._policy_file import read_policy  # it needs this module
 
         return read_policy(path)
+
+
+@lru_cache(maxsize=256)
+def _mechanism(policy: Policy, modulation: Modulation) -> Mechanism:
+    # Kept: in a simulation thousands of clients share a policy.
+    return Mechanism(
+        modulation,
+        policy.guarantee,
+        num_releases=policy.num_releases,
+        sensitivity=policy.sensitivity,
+        accounting=policy.accounting,
+    )

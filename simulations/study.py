@@ -11,7 +11,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
@@ -30,6 +30,7 @@ from flwr_modulated import (
     ModulatedClient,
     ModulatedError,
     ModulatedStrategy,
+    Policy,
     Ridge,
 )
 from flwr_modulated._typing import FloatArray
@@ -64,6 +65,10 @@ class CellTable:
     """
 
     prototypes: tuple[Cell, ...]
+    # What was found: cells and policies check themselves when made, which costs as much as a release.
+    _found: dict[tuple[str, int], tuple[Cell, Policy | None]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def of(cls, cells: Iterable[Cell]) -> CellTable:
@@ -78,10 +83,14 @@ class CellTable:
         """Public name of a cell; splits are numbered from 0, so that no seed travels."""
         return f"{self.prototypes.index(self._prototype(cell))}/{cell.epsilon!r}/{cell.seed - first_seed}"
 
-    def find(self, name: str, first_seed: int) -> Cell:
-        """The cell of a name."""
-        index, epsilon, split = name.split("/")
-        return replace(self.prototypes[int(index)], epsilon=float(epsilon), seed=first_seed + int(split))
+    def find(self, name: str, first_seed: int) -> tuple[Cell, Policy | None]:
+        """The cell of a name, and what its devices have decided where it is a modulated method."""
+        if (name, first_seed) not in self._found:
+            index, epsilon, split = name.split("/")
+            cell = replace(self.prototypes[int(index)], epsilon=float(epsilon), seed=first_seed + int(split))
+            policy = cell.policy if cell.method_name in MODULATED else None
+            self._found[name, first_seed] = cell, policy
+        return self._found[name, first_seed]
 
 
 def make_client_app(table: CellTable, first_seed: int, sampling: str = "rows") -> ClientApp:
@@ -102,17 +111,16 @@ class _StudyClient(NumPyClient):
         self._node, self._num_nodes = node, num_nodes
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
-        cell = self._table.find(str(config["study"]), self._first_seed)
-        return self._client(cell).fit(parameters, config)
+        return self._client(*self._table.find(str(config["study"]), self._first_seed)).fit(parameters, config)
 
-    def _client(self, cell: Cell) -> NumPyClient:
+    def _client(self, cell: Cell, policy: Policy | None) -> NumPyClient:
         def load() -> tuple[FloatArray, FloatArray]:
             return node_share(cell, self._node, self._num_nodes)
 
         def rng(server_round: int) -> np.random.Generator:
             return noise_stream(cell.seed, self._node, server_round)
 
-        if cell.method_name in LOCAL_DP:
+        if policy is None:
             features, labels = load()
             return LocalDpClient(
                 features,
@@ -123,8 +131,8 @@ class _StudyClient(NumPyClient):
             )
         if self._sampling == "moments":
             key = (data_key(cell), self._node, self._num_nodes)
-            return ExactLawClient(load, cell.policy, key=key, rng=rng)
-        return ModulatedClient(load, cell.policy, rng=rng)
+            return ExactLawClient(load, policy, key=key, rng=rng)
+        return ModulatedClient(load, policy, rng=rng)
 
 
 def noise_stream(seed: int, node: int, server_round: int) -> np.random.Generator:
