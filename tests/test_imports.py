@@ -143,6 +143,19 @@ def test_importing_the_flower_glue_loads_no_simulation() -> None:
     assert loaded_by("from flwr_modulated import ModulatedStrategy", wanted) == {"flwr"}
 
 
+def test_a_device_loads_nothing_of_the_servers_side() -> None:
+    """It takes a third more memory, and a second of a small processor."""
+    code = (
+        "from flwr_modulated import ModulatedClient, DeviceNoise; DeviceNoise(); "
+        "import sys; print(*sys.modules)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    heavy = {"scipy.stats", "scipy.optimize", "flwr_modulated.flower.strategy", "flwr_modulated.inference"}
+    assert heavy & set(run.stdout.split()) == set()
+
+
 class TestPublicNames:
     def test_all_is_sorted_and_unique(self) -> None:
         assert flwr_modulated.__all__ == sorted(set(flwr_modulated.__all__))

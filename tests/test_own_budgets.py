@@ -183,6 +183,18 @@ def test_noise_outside_what_the_study_allows_is_refused(
     np.testing.assert_allclose(strategy.iterates[0], expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize("bounded", [False, True])
+def test_noise_that_nothing_bounds_is_warned_of(
+    bounded: bool, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever states none would count for most: docs/trust.md has the numbers."""
+    Federation(rng).run(screen=Screen(min_noise_std=std(16.0) if bounded else 0.0))
+    assert ("the less they state the more they count" in caplog.text) != bounded
+    caplog.clear()
+    Federation(rng, epsilons=(4.0,)).run()
+    assert "the less they state" not in caplog.text
+
+
 # Many federations
 
 

@@ -402,6 +402,15 @@ class ModulatedStrategy(Strategy):
         self.debiased = debiased
         self.iterates.append(beta)
         self._save()
+        low, high = self.noise_std_range
+        if high > low * (1 + 1e-9) and self.screen.min_noise_std == 0:
+            _logger.log(
+                WARNING,
+                "\t> Devices state noise from %.3g to %.3g, and the less they state the more they count: "
+                "set Screen(min_noise_std=...) to the least that the study allows",
+                low,
+                high,
+            )
         metrics = MetricRecord(
             {
                 "num-asked": len(self._asked),
