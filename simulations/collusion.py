@@ -193,7 +193,7 @@ def _check(federation: Federation, lie: str, rows: FloatArray, labels: FloatArra
 def table(num_devices: int, replications: int, *, seed: int = 0) -> str:
     """Markdown: mean shift of β̂ in units of ‖β‖, and mean R² in brackets, by lie, ε and share of liars."""
     heads = ["lie", "ε", "R² of the honest", *(f"{fraction:.1%} lie" for fraction in FRACTIONS)]
-    lines = [" | ".join(heads), "|".join(["---"] * len(heads))]
+    lines = [heads, ["---"] * len(heads)]
     for lie in LIES:
         for epsilon in EPSILONS:
             cells = []
@@ -210,9 +210,10 @@ def table(num_devices: int, replications: int, *, seed: int = 0) -> str:
                         total = BETA @ BETA + ERROR**2
                         found.append(Damage(0.0, float(1 - (np.sum((beta - BETA) ** 2) + ERROR**2) / total)))
                 moved, r2 = (float(np.mean([getattr(f, name) for f in found])) for name in ("moved", "r2"))
-                cells.append(f"{moved:.2f} ({r2:.2f})" if fraction else f"{r2:.2f}")
-            lines.append(" | ".join([lie, f"{epsilon:g}", *cells]))
-    return "\n".join(f"| {line} |" for line in lines)
+                told = f"{r2:.2f}" if r2 >= -1 else "below −1"
+                cells.append(f"{moved:.2f} ({told})" if fraction else told)
+            lines.append([lie, f"{epsilon:g}", *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

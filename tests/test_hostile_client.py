@@ -42,6 +42,7 @@ from flwr_modulated import (
 from flwr_modulated.flower import screening
 from flwr_modulated.flower.records import MomentsReply, Request, RowsReply
 from flwr_modulated.flower.screening import Screen
+from simulations import collusion
 from simulations.engines import _task_identity
 
 pytestmark = pytest.mark.usefixtures("task_identity")
@@ -410,6 +411,25 @@ def test_lies_within_the_bounds_leave_coefficients_finite(
     assert np.isfinite(strategy.iterates[0]).all()
     assert strategy.refused.total() == 0
     assert all(map(math.isfinite, result.evaluate_metrics_clientapp[1].values()))
+
+
+def test_damage_of_colluding_devices(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measurement behind the table: worse with more liars, freer replies, and no bound on σ."""
+    monkeypatch.setattr(collusion, "_NUM_DIRECTIONS", 3)
+    monkeypatch.setattr(collusion, "_NUM_LENGTHS", 5)
+    federation = collusion.Federation.draw(2000, 16.0, rng=rng)
+    moved = {
+        (lie, fraction): collusion.damage(federation, fraction, lie, rng=rng).moved
+        for lie in collusion.LIES
+        for fraction in (0.01, 0.05)
+    }
+    for lie in collusion.LIES:
+        assert 0 < moved[lie, 0.01] < moved[lie, 0.05]
+    for fraction in (0.01, 0.05):
+        assert moved["false data", fraction] < moved["false reply", fraction] < moved["false σ", fraction]
+    lines = collusion.table(100, 1).splitlines()
+    assert len(lines) == 2 + len(collusion.LIES) * len(collusion.EPSILONS)
+    assert {line.count("|") for line in lines} == {4 + len(collusion.FRACTIONS)}
 
 
 def test_equal_releases_of_several_nodes_count_once(federation: Federation) -> None:

@@ -34,6 +34,7 @@ from flwr_modulated import (
     modulation,
     policy,
 )
+from simulations import device_cost
 
 pytestmark = pytest.mark.usefixtures("task_identity")
 
@@ -493,6 +494,16 @@ def test_everything_at_once(style: str, policy: Policy, tmp_path: Path, rng: np.
     use_up(device)
     assert len(device.auditor.releases) == NUM_RELEASES
     device.auditor.verdict()
+
+
+def test_what_a_release_costs() -> None:
+    """The measurement behind the table: bytes are those of the arrays and their layout."""
+    small, large = (device_cost.measure(columns, num_directions=1, releases=3) for columns in (10, 100))
+    assert large.request - small.request == pytest.approx(8 * 90, abs=10)
+    assert large.reply - small.reply == pytest.approx(8 * 90, abs=10)
+    assert min(small.ledger, large.ledger) >= 0
+    assert 0 < small.noise < small.first
+    assert device_cost.peak_memory("x = bytearray(50_000_000)") > 50e6
 
 
 # The auditor's own controls
