@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
+from .engines import OnReply
 from .records import RECORDS, Record, append_record, recover_records
 from .settings import Cell, Engine
 from .study import run_study
@@ -30,6 +31,7 @@ def run_experiment(
     *,
     workers: int | None = None,
     on_progress: Progress = lambda done, total, label: None,
+    on_reply: OnReply | None = None,
 ) -> list[Record]:
     """Run what is not on disk yet, and return the records of all cells.
 
@@ -45,6 +47,8 @@ def run_experiment(
         Worker processes of the in-process engine; by default one a processor.
     on_progress : callable
         Called with the number done, the total, and what was done last.
+    on_reply : callable, optional
+        Progress within a round, where cells run in this process.
 
     Returns
     -------
@@ -84,7 +88,7 @@ def run_experiment(
             keep(search(cell))
     remaining = [_resolved(cell, searches) for cell in open_cells if cell.identity not in records]
     if remaining:
-        run_study(remaining, engine, keep)
+        run_study(remaining, engine, keep, on_reply)
     return [records[cell.identity] for cell in cells]
 
 

@@ -21,6 +21,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
+from rich.progress import Progress
 
 from .experiment import run_experiment
 from .records import RECORDS
@@ -29,14 +30,24 @@ from .settings import CONF_DIR, exit_on_error, read_cell, read_engine, register
 
 register()
 
+_MANY_NODES = 1000
+
 
 @hydra.main(version_base="1.3", config_path=CONF_DIR, config_name="config")
 def main(config: DictConfig) -> float:
     """Run the configured cell; a sweeper gets its R² on the validation split."""
     directory = Path(HydraConfig.get().runtime.output_dir)
-    with exit_on_error():
-        (record,) = run_experiment([read_cell(config)], read_engine(config), directory, workers=1)
     console = Console()
+    with exit_on_error(), Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("replies", visible=False)
+
+        def on_reply(done: int, total: int) -> None:
+            if total >= _MANY_NODES and (done % 100 == 0 or done == total):
+                progress.update(bar, completed=done, total=total, visible=True)
+
+        (record,) = run_experiment(
+            [read_cell(config)], read_engine(config), directory, workers=1, on_reply=on_reply
+        )
     console.print(records_table([record]))
     console.print(f"record: {directory / RECORDS}")
     return float(record["r2_validation"])

@@ -48,7 +48,7 @@ from .data import (
     node_share,
     true_coefficients,
 )
-from .engines import run_federation
+from .engines import OnReply, run_federation
 from .exact_client import ExactLawClient
 from .flower_dp import run_flower_dp
 from .hosting import Layout
@@ -141,7 +141,10 @@ def noise_stream(seed: int, node: int, server_round: int) -> np.random.Generator
 
 
 def run_study(
-    cells: Sequence[Cell], engine: Engine, on_record: Callable[[Record], None] | None = None
+    cells: Sequence[Cell],
+    engine: Engine,
+    on_record: Callable[[Record], None] | None = None,
+    on_reply: OnReply | None = None,
 ) -> list[Record]:
     """Run cells in order over the nodes of one engine.
 
@@ -157,6 +160,8 @@ def run_study(
     on_record : callable, optional
         Called with each record as soon as its cell is done, so that a later
         failure loses nothing.
+    on_reply : callable, optional
+        Progress within a round: see :func:`~simulations.engines.run_federation`.
 
     Returns
     -------
@@ -175,7 +180,7 @@ def run_study(
         if cell.method_name in (*MODULATED, *LOCAL_DP):
             hosted.setdefault(_layout(cell, engine).num_nodes, []).append(cell)
     for num_nodes, group in hosted.items():
-        _run_hosted(group, replace(engine, num_nodes=num_nodes), keep)
+        _run_hosted(group, replace(engine, num_nodes=num_nodes), keep, on_reply)
     for cell in cells:
         if cell.method_name in FLOWER_DP:
             with _named(cell):
@@ -187,7 +192,9 @@ def run_study(
     return records
 
 
-def _run_hosted(cells: Sequence[Cell], engine: Engine, keep: Callable[[Record], None]) -> None:
+def _run_hosted(
+    cells: Sequence[Cell], engine: Engine, keep: Callable[[Record], None], on_reply: OnReply | None
+) -> None:
     """Run cells over the same nodes."""
     table, first_seed = CellTable.of(cells), min(cell.seed for cell in cells)
 
@@ -196,7 +203,7 @@ def _run_hosted(cells: Sequence[Cell], engine: Engine, keep: Callable[[Record], 
             with _named(cell):
                 keep(_run_cell(cell, table.name(cell, first_seed), grid, engine))
 
-    run_federation(server, make_client_app(table, first_seed, engine.sampling), engine)
+    run_federation(server, make_client_app(table, first_seed, engine.sampling), engine, on_reply)
 
 
 def _layout(cell: Cell, engine: Engine) -> Layout:
