@@ -106,10 +106,13 @@ def test_whole_numbers_are_numbers() -> None:
         ({"seed": -1}, "seed"),
         ({"num-server-rounds": 0}, "num-server-rounds"),
         ({"round-timeout": 0.0}, "round-timeout"),
-        ({"study": "../../etc"}, "study must be 1 to 64"),
-        ({"study": "x" * 65}, "study must be 1 to 64"),
+        ({"simulated": False, "study": "../../etc"}, "study must be 1 to 64"),
+        ({"simulated": False, "study": "x" * 65}, "study must be 1 to 64"),
         ({"output": ""}, "output must name a directory"),
         ({"simulated": False}, "must also set study, policy, features, label"),
+        ({"study": "sleep", "policy": "p"}, "study, policy must be left out of a simulated run"),
+        ({"simulated": False, "epsilon": 1}, "epsilon must be left out with simulated=false: each device's"),
+        ({"simulated": False, "task": "co2", "seed": 1}, "task, seed must be left out"),
         ({"simulated": False, "study": "a", "policy": "p", "features": " ", "label": "y"}, "set features"),
     ],
 )
@@ -381,26 +384,23 @@ def test_iterative_rounds_with_fresh_releases(tmp_path: Path, rng: np.random.Gen
     assert [line["round"] for line in record["rounds"]] == [1, 2]
 
 
-def test_no_guarantee_is_stated_that_a_device_has_weakened(
-    fleet: Fleet, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_device_may_choose_more_noise_than_the_study_but_not_less(fleet: Fleet) -> None:
+    """Less would break the guarantee that the report states; the device is told nothing it did not know."""
     weaker = fleet.folder / "weaker.toml"
-    weaker.write_text(fleet.policy.read_text().replace("epsilon = 8.0", "epsilon = 80.0"))
+    weaker.write_text(fleet.policy.read_text().replace("epsilon = 8.0", "epsilon = 8.1"))
     stronger = fleet.folder / "stronger.toml"
     stronger.write_text(fleet.policy.read_text().replace("epsilon = 8.0", "epsilon = 1.0"))
-    fleet.node_configs[1]["policy-path"] = str(stronger)
-    config = fleet.run_config(study="one")
-    assert run(fleet.grid(config), config)["guarantee"] is not None
-    for device in fleet.node_configs:
-        fleet.ledger(device).unlink()
     fleet.node_configs[0]["policy-path"] = str(weaker)
-    config = fleet.run_config(study="two")
+    fleet.node_configs[1]["policy-path"] = str(stronger)
+    config = fleet.run_config()
     record = run(fleet.grid(config), config)
-    assert record["guarantee"] is None
-    assert record["noise_std"][0] < record["noise_std"][1]
-    assert "their owners have chosen a weaker guarantee" in caplog.text
-    summary = (Path(config["output"]) / "run-7" / "summary.txt").read_text(encoding="utf-8")
-    assert "not stated" in summary
+    assert record["refused"] == {"noise_std outside what the study allows": 1}
+    low, high = record["noise_std"]
+    stds = {device: release.noise_std for device, (release,) in fleet.releases().items()}
+    assert (low, high) == (stds[2], stds[1])
+    assert stds[0] < low < high
+    assert record["num_nodes"] == 5
+    assert record["guarantee"].startswith("(ε=8, δ=1e-05)-DP, relation replace(3)")
 
 
 def test_a_study_that_fails_says_so_and_leaves_no_record(
@@ -429,8 +429,9 @@ def test_columns_of_policy_and_study_must_agree(fleet: Fleet) -> None:
 def test_a_row_beyond_the_studys_radius_is_refused(fleet: Fleet) -> None:
     """A device whose own policy clips to a far larger ball, with a row that is there."""
     wide = fleet.folder / "wide.toml"
+    # σ ≈ 2·10⁶/√(2ε) = 4.5, more than the study's 3.6, on a row 250,000 of its radii long.
     wide.write_text(
-        fleet.policy.read_text().replace("radius = 3.0", "radius = 1e6").replace("= 8.0", "= 1e8")
+        fleet.policy.read_text().replace("radius = 3.0", "radius = 1e6").replace("= 8.0", "= 1e11")
     )
     fleet.node_configs[0]["policy-path"] = str(wide)
     Path(fleet.node_configs[0]["data-path"]).write_text("age,hours,stress\n9000000,7,10\n")

@@ -6,12 +6,13 @@ Coefficients are compared with those computed here from the rows that the device
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from deployment import Deployment, deployment, free_port, wait_until
+from deployment import ROOT, Deployment, deployment, free_port, wait_until
 from devices import FEATURES, LABEL, Fleet
 
 from flwr_modulated.inference import Results
@@ -148,6 +149,33 @@ def test_tls_authentication_and_a_supernode_that_is_killed(tmp_path: Path, rng: 
             noise_std=last[0].noise_std,
         )
         np.testing.assert_allclose(records(fleet)[-1]["iterate_standardised"], twin.shrunk_params, rtol=1e-9)
+
+
+@pytest.mark.nightly
+@pytest.mark.simulation
+def test_the_app_and_the_examples_in_flowers_simulation(tmp_path: Path) -> None:
+    """What `flwr run . local` does, with a SuperLink whose process this test knows."""
+    # Ray's sockets are in the temporary directory, and must have short names.
+    with tempfile.TemporaryDirectory(prefix="fm-") as short, deployment(tmp_path / "l", tls=False) as made:
+        made.env["TMPDIR"] = short
+        made.start_superlink("--simulation")
+        finish(made, made.submit(f'output="{tmp_path}/out" task="fair" epsilon=4'), seconds=180)
+        (line,) = (tmp_path / "out" / "records.jsonl").read_text(encoding="utf-8").splitlines()
+        record = json.loads(line)
+        assert (record["num_nodes"], record["num_rows"], record["simulated"]) == (2, 3819, True)
+        # Least squares has 0.86; no statistical claim, only that a fit came out of it.
+        assert 0.7 < record["r2_test"] < 0.9
+        for example in ("numpyclient", "message"):
+            finish(made, made.submit("num-server-rounds=1", app=ROOT / "examples" / example), seconds=180)
+        assert len(list(Path(short).glob("modulated-*/*.db"))) == 4
+        # A run that fails says so, though `flwr run` has exited with 0.
+        run_id = made.submit(f'output="{tmp_path}/out" min-available-nodes=3 wait-timeout=1.0')
+        told = made.run(
+            "flwr-modulated", "run-status", "test", "--run-id", run_id, "--wait", "120",
+            "--output", str(tmp_path / "out"), timeout=150, check=False,
+        )  # fmt: skip
+        assert "finished:failed" in told
+        assert "2 of min_available_nodes=3 nodes connected" in told
 
 
 def two_steps(fleet: Fleet, devices: list[int]) -> np.ndarray:

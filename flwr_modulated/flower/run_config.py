@@ -21,6 +21,10 @@ __all__ = ["RunConfig", "split_names"]
 EstimatorName: TypeAlias = Literal["auto", "ridge", "iterative"]
 RelationName: TypeAlias = Literal["distance", "replace", "replace_record"]
 
+# Setting these in the other kind of run would do nothing, and somebody would believe that it did.
+_SIMULATED_ONLY = ("task", "epsilon", "delta", "relation", "radius", "record_label_scale", "seed")
+_DEVICES_ONLY = ("study", "policy")
+
 # A study's name is part of a file name, and devices keep their release under it.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -119,14 +123,32 @@ class RunConfig:
             )
         if not self.output:
             raise InvalidParameterError("output must name a directory")
-        if not self.simulated:
-            missing = [
-                name for name in ("study", "policy", "features", "label") if not getattr(self, name).strip()
-            ]
-            if missing:
-                raise InvalidParameterError(
-                    f"with simulated=false, the run config must also set {', '.join(missing)}"
-                )
+        self._check_kind()
+
+    def _check_kind(self) -> None:
+        defaults = {item.name: item.default for item in fields(self)}
+        foreign = [
+            _key(name)
+            for name in (_DEVICES_ONLY if self.simulated else _SIMULATED_ONLY)
+            if getattr(self, name) != defaults[name]
+        ]
+        if foreign and self.simulated:
+            raise InvalidParameterError(
+                f"{', '.join(foreign)} must be left out of a simulated run; for devices with data of their "
+                "own set simulated=false"
+            )
+        if foreign:
+            raise InvalidParameterError(
+                f"{', '.join(foreign)} must be left out with simulated=false: each device's guarantee and data "
+                "are its own"
+            )
+        missing = [
+            name for name in ("study", "policy", "features", "label") if not getattr(self, name).strip()
+        ]
+        if missing and not self.simulated:
+            raise InvalidParameterError(
+                f"with simulated=false, the run config must also set {', '.join(missing)}"
+            )
 
     @classmethod
     def read(cls, run_config: Mapping[str, Any]) -> RunConfig:

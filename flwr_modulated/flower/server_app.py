@@ -67,7 +67,7 @@ def run_study(grid: Grid, config: RunConfig, *, run_id: int) -> Record:
         num_rounds=config.num_server_rounds,
         timeout=config.round_timeout,
     )
-    results = strategy.results(**study.report(strategy))
+    results = strategy.results(**study.report)
     record = study.record(strategy, results, result)
     record |= {"run_id": str(run_id), "seconds": round(time.perf_counter() - begin, 3)}
     folder = write_outputs(config.output_path, record, results)
@@ -121,8 +121,8 @@ class _Study:
                 f"of its training rows, and draw NumPy's noise for {guarantee}. No real person is protected."
             )
         return (
-            f"Study {self.config.study}: each device decides by its own policy; "
-            f"the study's policy is {guarantee}"
+            f"Study {self.config.study}: each device's noise comes from its own policy, "
+            f"and is refused if it is less than {guarantee} asks for"
         )
 
     def strategy(self, run_id: int) -> ModulatedStrategy:
@@ -133,7 +133,11 @@ class _Study:
             modulation=config.modulation,
             mode="one-shot" if one_shot else "iterative",
             label_scale=relation.label_scale if isinstance(relation, ReplaceRecord) else None,
-            screen=Screen(feature_radius=relation.clip_radius),
+            # Less noise would break what the report states, and let one device outweigh the others.
+            screen=Screen(
+                feature_radius=relation.clip_radius,
+                min_noise_std=self.policy.mechanism(config.modulation).noise_std,
+            ),
             fraction_train=config.fraction_train,
             min_available_nodes=config.min_available_nodes,
             min_replies=config.min_replies,
@@ -145,22 +149,15 @@ class _Study:
             study=f"simulation-{run_id}" if config.simulated else config.study,
         )
 
-    def report(self, strategy: ModulatedStrategy) -> ReportOptions:
+    @property
+    def report(self) -> ReportOptions:
         """Names, units and guarantee of the results."""
-        planned = self.policy.mechanism(self.config.modulation).noise_std
-        smallest, _ = strategy.noise_std_range
-        kept = smallest >= planned * (1 - 1e-9)
-        if not kept:
-            _logger.log(
-                WARNING,
-                "Some devices state less noise than the study's policy asks for: their owners have chosen a "
-                "weaker guarantee, so the report states none",
-            )
         options = ReportOptions(
-            feature_names=self.names, label_name=self.label, fit_intercept=self.config.intercept
+            guarantee=self.policy.guarantee,
+            feature_names=self.names,
+            label_name=self.label,
+            fit_intercept=self.config.intercept,
         )
-        if kept:
-            options["guarantee"] = self.policy.guarantee
         columns = self.split or self.policy.columns
         if columns is not None:
             options |= ReportOptions(
@@ -179,8 +176,7 @@ class _Study:
             "study": config.study,
             "simulated": config.simulated,
             "settings": {name: getattr(config, name) for name in config.__dataclass_fields__},
-            "guarantee": None if results.guarantee is None else str(results.guarantee),
-            "study_policy": str(self.policy.guarantee),
+            "guarantee": str(self.policy.guarantee),
             "num_nodes": strategy.num_nodes,
             "num_rows": results.num_samples,
             "noise_std": [low, high],
