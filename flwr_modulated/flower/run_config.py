@@ -139,8 +139,8 @@ class RunConfig:
             )
         if foreign:
             raise InvalidParameterError(
-                f"{', '.join(foreign)} must be left out with simulated=false: each device's guarantee and data "
-                "are its own"
+                f"{', '.join(foreign)} must be left out with simulated=false: each device's guarantee "
+                "and data are its own"
             )
         missing = [
             name for name in ("study", "policy", "features", "label") if not getattr(self, name).strip()
