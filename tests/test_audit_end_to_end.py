@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from flwr_modulated import (
     ReplaceRecord,
     mechanism,
 )
+from flwr_modulated import policy as policy_module
 from flwr_modulated.flower.records import Request, parse_reply
 from flwr_modulated.noise import DeviceNoise, NumpyNoise
 
@@ -178,6 +180,8 @@ def does_not_clip(patch: pytest.MonkeyPatch) -> None:
 
 
 def releases_do_not_compose(patch: pytest.MonkeyPatch) -> None:
+    # A cache of its own: broken mechanisms must not be kept.
+    patch.setattr(policy_module, "_mechanism", lru_cache(policy_module._mechanism.__wrapped__))
     patch.setattr(Mechanism, "_num_compositions", property(lambda self: 1))
 
 

@@ -143,7 +143,7 @@ class Auditor:
         if not self.releases:
             return 0.0
         epsilon, mu = self.policy.guarantee.epsilon, math.sqrt(self.spent)
-        tail = math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+        tail = math.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))
         return float(norm.cdf(mu / 2 - epsilon / mu) - tail)
 
     def verdict(self) -> None:
@@ -549,11 +549,11 @@ def test_a_device_that_states_more_noise_than_it_adds_is_seen(
 
 
 def test_a_device_that_does_not_clip_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The row is 3.6 radii long, which is 15 σ more than it should be."""
+    """The row is more than three radii long, which is 42 σ more than it should be."""
     from flwr_modulated import mechanism
 
     monkeypatch.setattr(mechanism, "clip_rows", lambda rows, radius: rows)
-    device = Device(tmp_path, "client_fn", Policy(Guarantee(200.0, 1e-5, Replace(3.0)), NUM_RELEASES))
+    device = Device(tmp_path, "client_fn", Policy(Guarantee(5000.0, 1e-5, Replace(3.0)), NUM_RELEASES))
     use_up(device)
     with pytest.raises(AssertionError, match="more noise than stated"):
         device.auditor.verdict()
