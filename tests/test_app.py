@@ -356,6 +356,14 @@ def test_two_simulated_runs_draw_different_noise(tmp_path: Path) -> None:
     assert one["r2_test_without_privacy"] == other["r2_test_without_privacy"]
 
 
+def test_a_task_that_does_not_exist(tmp_path: Path) -> None:
+    config = {"task": "weather", "output": str(tmp_path)}
+    with pytest.raises(
+        InvalidParameterError, match=r"task must be one of co2, .*, synthetic, or a file that"
+    ):
+        server_app.app(InProcessGrid(_simulated_app(config), 2), server_context(config))
+
+
 def test_a_simulated_run_on_a_file(tmp_path: Path, rng: np.random.Generator) -> None:
     x = rng.normal(50.0, 10.0, (400, 2))
     y = 3.0 + x @ [2.0, -1.0]

@@ -6,7 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..datasets import Split, Task, load_task, read_table, split_task, synthetic_task
+from ..datasets import TASKS, Split, Task, load_task, read_table, split_task, synthetic_task
+from ..errors import InvalidParameterError
 from .run_config import RunConfig
 
 __all__ = ["simulated_split"]
@@ -45,6 +46,10 @@ def _split(name: str, label: str, feature_names: tuple[str, ...], seed: int) -> 
     elif name == "synthetic":
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
         task, _ = synthetic_task(_SYNTHETIC_ROWS, _SYNTHETIC_FEATURES, rng=rng)
-    else:
+    elif name in TASKS:
         task = load_task(name)
+    else:
+        raise InvalidParameterError(
+            f"task must be one of {', '.join(TASKS)}, synthetic, or a file that ends in .csv or .parquet"
+        )
     return split_task(task, seed)
