@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -57,7 +58,9 @@ def feature_covariance(cell: Cell) -> FloatArray:
 def discard_files(cell: Cell) -> None:
     """Remove what the cell's task has left on this machine's disk."""
     if cell.task == SYNTHETIC:
-        _rows(data_key(cell)).discard()
+        rows = _rows(data_key(cell))
+        for part in (rows, *_held_out(rows)):
+            part.discard()
 
 
 def _rows(key: DataKey) -> SyntheticRows:
@@ -97,12 +100,14 @@ def _covariance(key: DataKey) -> FloatArray:
     return np.asarray((sums.gram - np.outer(total, total) / n) / (n - 1))
 
 
+def _held_out(rows: SyntheticRows) -> list[SyntheticRows]:
+    return [replace(rows, num_rows=_HELD_OUT_ROWS, part=part) for part in (1, 2)]
+
+
 @lru_cache(maxsize=2)
 def _synthetic(rows: SyntheticRows) -> Split:
     train_features, train_labels = rows.load()
-    validation, test = (
-        SyntheticRows(rows.seed, _HELD_OUT_ROWS, rows.num_features, rows.r2, part).load() for part in (1, 2)
-    )
+    validation, test = (part.load() for part in _held_out(rows))
     # Mean 0 and variance 1 in the population: nothing is standardised.
     return Split(
         task=SYNTHETIC,

@@ -38,7 +38,8 @@ def main(config: DictConfig) -> float:
     """Run the configured cell; a sweeper gets its R² on the validation split."""
     directory = Path(HydraConfig.get().runtime.output_dir)
     console = Console()
-    with exit_on_error(), Progress(console=console, transient=True) as progress:
+    quiet = not console.is_terminal
+    with exit_on_error(), Progress(console=console, transient=True, disable=quiet) as progress:
         bar = progress.add_task("replies", visible=False)
 
         def on_reply(done: int, total: int) -> None:
