@@ -48,8 +48,8 @@ def _compare(config: DictConfig) -> None:
     console.print(f"{len(cells)} runs on engine {engine.name}, {engine.num_nodes} nodes")
     console.print(f"records: {output / RECORDS}")
     columns = (
-        TextColumn("{task.description:<52}"),
-        BarColumn(),
+        TextColumn("{task.description:<40.40}"),
+        BarColumn(bar_width=12),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
