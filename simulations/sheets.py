@@ -45,6 +45,7 @@ class Sheet:
             caption_justify="left",
             box=SIMPLE_HEAD,
             padding=(0, 0, 0, 1),
+            min_width=60,  # room for title and caption above and below few columns
         )
         for index, name in enumerate(self.header):
             if index < self.num_labels:
