@@ -8,12 +8,13 @@ its private task identity.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from logging import ERROR, getLogger
+from logging import DEBUG, ERROR, LogRecord, getLogger
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
@@ -195,7 +196,7 @@ def _run_on_ray(
 
     getLogger("ray").setLevel(ERROR)
     _start_ray(engine, num_nodes)
-    with _quiet_deprecation():
+    with _quiet_runtime():
         run_simulation(
             server_app=server_app,
             client_app=client_app,
@@ -218,8 +219,11 @@ def _start_ray(engine: Engine, num_nodes: int) -> None:
     # Workers import what this process imports, from where it does.
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     try:
+        _check_reachable(engine.address)  # Ray itself tries for minutes
         ray.init(runtime_env={"env_vars": {"PYTHONPATH": path}}, **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
+        if engine.address is None:
+            raise
         raise InvalidParameterError(
             f"engine.address must be a running Ray cluster, none answers at {engine.address}; start one with "
             f"`ray start --head` or leave engine.address out ({type(error).__name__})"
@@ -232,13 +236,25 @@ def _start_ray(engine: Engine, num_nodes: int) -> None:
         )
 
 
+def _check_reachable(address: str | None) -> None:
+    host, colon, port = (address or "").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=5.0).close()
+
+
 @contextmanager
-def _quiet_deprecation() -> Iterator[None]:
-    """Drop Flower's notice that `run_simulation` goes away: users of this file cannot act on it."""
+def _quiet_runtime() -> Iterator[None]:
+    """Drop what Flower's runtime says of itself.
+
+    That `run_simulation` goes away; and, unless DEBUG is asked for, the traceback of each
+    message that failed: the strategy counts them, with the reason of each.
+    """
     logger = getLogger("flwr")
 
-    def keep(record: object) -> bool:
-        return "deprecated" not in str(getattr(record, "msg", ""))
+    def keep(record: LogRecord) -> bool:
+        if record.module in ("vce_api", "raybackend"):
+            return logger.isEnabledFor(DEBUG)
+        return "deprecated" not in str(record.msg)
 
     logger.addFilter(keep)
     try:

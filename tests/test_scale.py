@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
@@ -528,3 +533,90 @@ def test_a_killed_worker_is_replaced_or_accounted_for(tmp_path: Path) -> None:
     assert found["error"].startswith("InsufficientRepliesError: round 1: 3 valid replies of 4 asked")
     assert "worker process has died" in found["error"]
     assert "modechoice auto ε=1 seed=11" in found["error"]
+
+
+# Past one machine
+
+
+@pytest.mark.simulation
+def test_an_address_where_no_cluster_is_says_so() -> None:
+    """In a process of its own: the error is the end of the run, with nothing left waiting."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    code = "\n".join(
+        [
+            "import ray_kill",
+            "from simulations.hosting import Engine",
+            "from simulations.study import run_study",
+            f"run_study(ray_kill.CELLS[:1], Engine('ray', 2, address='127.0.0.1:{port}'))",
+        ]
+    )
+    done = run_script("-c", code, timeout=120)
+    assert done.returncode == 1
+    assert "InvalidParameterError: engine.address must be a running Ray cluster" in done.stderr
+
+
+class Machine:
+    """One Ray node, in a process group of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        ray = str(Path(sys.executable).with_name("ray"))
+        self.process = subprocess.Popen(
+            [ray, "start", *arguments, "--block", "--num-cpus=1", "--disable-usage-stats"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(timeout=30)
+
+
+@pytest.fixture
+def cluster() -> Iterator[tuple[str, Machine]]:
+    """A head and a second node on this machine: the head's address, and the second."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # Ray's sockets need a short path.
+    place = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
+    machines = [Machine("--head", f"--port={port}", f"--temp-dir={place}", "--include-dashboard=false")]
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.5)
+        machines.append(Machine(f"--address=127.0.0.1:{port}"))
+        yield f"127.0.0.1:{port}", machines[1]
+    finally:
+        for machine in reversed(machines):
+            machine.stop()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.mark.simulation
+@pytest.mark.nightly
+def test_a_cluster_is_joined_left_running_and_may_lose_a_machine(
+    cluster: tuple[str, Machine], tmp_path: Path
+) -> None:
+    """Two runs on both machines, coefficients as in this process; then one that loses a machine in mid-round.
+
+    That run ends, with coefficients or with an account: a message that waited for a machine that is gone
+    would wait for ever, and the timeout is the test.
+    """
+    address, second = cluster
+    output, places = tmp_path / "found.json", tmp_path / "places"
+    places.mkdir()
+    script = str(Path(__file__).with_name("ray_cluster.py"))
+    done = run_script(script, str(output), address, str(second.process.pid), str(places), timeout=240)
+    assert output.exists(), done.stderr[-2000:]
+    found = json.loads(output.read_text())
+    undisturbed = [record["beta"] for record in study.run_study(ray_kill.CELLS[:2], Engine("inprocess", 4))]
+    np.testing.assert_allclose(found["betas"], undisturbed, rtol=1e-9)
+    assert found["places"] == 2
+    assert "error" not in found or "valid replies of 4 asked" in found["error"]
