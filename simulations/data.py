@@ -69,7 +69,7 @@ def _rows(key: DataKey) -> SyntheticRows:
 
 
 def _split(key: DataKey) -> Split:
-    return _synthetic(_rows(key)) if key[0] == SYNTHETIC else _real(*key[:2])
+    return _synthetic(key) if key[0] == SYNTHETIC else _real(*key[:2])
 
 
 @lru_cache(maxsize=32)
@@ -105,7 +105,8 @@ def _held_out(rows: SyntheticRows) -> list[SyntheticRows]:
 
 
 @lru_cache(maxsize=2)
-def _synthetic(rows: SyntheticRows) -> Split:
+def _synthetic(key: DataKey) -> Split:
+    rows = _rows(key)
     train_features, train_labels = rows.load()
     validation, test = (part.load() for part in _held_out(rows))
     # Mean 0 and variance 1 in the population: nothing is standardised.

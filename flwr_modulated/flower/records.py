@@ -41,6 +41,8 @@ PROTOCOL_VERSION = 1
 # Far above any release that carries information. Weights and standard errors need fourth powers of rows, and
 # eighth powers of products of theirs, to add up without overflow.
 _LARGEST = 1e30
+# Arrays of more values are not copied for a check.
+_MANY = 1024
 # How Flower marks an array that numpy.save wrote.
 _NUMPY = "numpy.ndarray"
 # Whole numbers above it are no longer exact as floats.
@@ -180,9 +182,9 @@ class RowsReply:
         return int(self.released.shape[0])
 
     @property
-    def sort_key(self) -> tuple[float, ...]:
+    def sort_key(self) -> bytes:
         """Key that orders replies by content: node ids and arrival differ from run to run."""
-        return tuple(self.released[0])
+        return bytes(self.released[0].tobytes())
 
     @property
     def has_noise(self) -> bool:
@@ -247,9 +249,9 @@ class MomentsReply:
         return self.sums.num_samples
 
     @property
-    def sort_key(self) -> tuple[float, ...]:
+    def sort_key(self) -> bytes:
         """Key that orders replies by content: node ids and arrival differ from run to run."""
-        return tuple(self.sums.total)
+        return bytes(self.sums.total.tobytes())
 
     @property
     def has_noise(self) -> bool:
@@ -356,12 +358,12 @@ def parse_reply(content: RecordDict, *, request: Request, joint: bool = False) -
     if _entry(metrics, "payload", str) != request.payload:
         raise ProtocolError("wrong payload")
     arrays = _read_arrays(record)
+    largest = _LARGEST if request.payload == "rows" else _LARGEST**2  # sums are of squares and products
     for array in arrays:
-        # Both ends in place of absolute values: no copy of what may be a million rows. NaN is passed on.
-        span = np.maximum(array.max(initial=0.0), -array.min(initial=0.0))
+        span = _largest_value(array)
         if not math.isfinite(span):
             raise ProtocolError("non-finite values")
-        if span > (_LARGEST if request.payload == "rows" else _LARGEST**2):  # sums are of squares, products
+        if span > largest:
             raise ProtocolError("values too large")
     return reply_from_arrays(arrays, request=request, server_round=request.server_round, joint=joint)
 
@@ -393,6 +395,13 @@ def _read_arrays(record: ArrayRecord) -> list[FloatArray]:
     raise ProtocolError("arrays must be of real numbers")
 
 
+def _largest_value(array: FloatArray) -> float:
+    """Largest absolute value, 0 of nothing; NaN where there is one."""
+    if array.size > _MANY:  # without a copy of what may be a million rows
+        return float(np.maximum(array.max(), -array.min()))
+    return float(np.abs(array).max(initial=0.0))
+
+
 def _check_version(config: Mapping[str, Any]) -> None:
     version = _entry(config, "protocol-version", int)
     if version != PROTOCOL_VERSION:
@@ -404,6 +413,8 @@ def _check_version(config: Mapping[str, Any]) -> None:
 
 def _entry(config: Mapping[str, Any], key: str, kind: type) -> Any:
     value = config.get(key)
+    if type(value) is kind and kind is not float:
+        return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or isinstance(value, bool):
