@@ -31,7 +31,7 @@ def check_real(
 ) -> float:
     """Return `value` as a float if it is a finite number in the interval."""
     number = math.nan
-    if isinstance(value, Real) and not isinstance(value, bool):
+    if type(value) is float or (isinstance(value, Real) and not isinstance(value, bool)):
         number = float(value)
         inside = (number > low if low_open else number >= low) and (
             number < high if high_open else number <= high
@@ -49,6 +49,8 @@ def check_real(
 
 def check_int(name: str, value: object, *, low: int, high: int | None = None, hint: str = "") -> int:
     """Return `value` as an int if it is a whole number in ``[low, high]``."""
+    if type(value) is int and value >= low and (high is None or value <= high):
+        return value
     interval = f"[{low}, {'∞' if high is None else high}]"
     advice = f"; {hint}" if hint else ""
     if isinstance(value, bool) or not isinstance(value, Integral):

@@ -31,7 +31,7 @@ _CLIENT_APP_RAISED = 2
 
 # Flower looks for replies ten times a second. That is seldom where a round takes a tenth of one, and
 # often where each look goes through thousands of messages.
-_PULL_INTERVAL = 0.01
+_PULL_INTERVAL = 0.002
 _FEW_NODES = 100
 
 OnReply = Callable[[int, int], None]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -135,11 +136,11 @@ class Request:
         release_index = _entry(config, "release-index", int)
         study = _entry(config, "study", str)
         payload = _entry(config, "payload", str)
-        modulation = Modulation(
-            alpha=_entry(config, "alpha", float),
-            amplitude=_entry(config, "amplitude", float),
-            frequency=_entry(config, "frequency", float),
-            num_directions=_entry(config, "num-directions", int),
+        modulation = _modulation(
+            _entry(config, "alpha", float),
+            _entry(config, "amplitude", float),
+            _entry(config, "frequency", float),
+            _entry(config, "num-directions", int),
         )
         if payload not in get_args(Payload):
             raise ProtocolError(f"payload must be one of {', '.join(get_args(Payload))}")
@@ -395,6 +396,10 @@ def _read_arrays(record: ArrayRecord) -> list[FloatArray]:
     raise ProtocolError("arrays must be of real numbers")
 
 
+# All devices of a simulation read the same request.
+_modulation = lru_cache(maxsize=64)(Modulation)
+
+
 def _largest_value(array: FloatArray) -> float:
     """Largest absolute value, 0 of nothing; NaN where there is one."""
     if array.size > _MANY:  # without a copy of what may be a million rows
@@ -413,7 +418,7 @@ def _check_version(config: Mapping[str, Any]) -> None:
 
 def _entry(config: Mapping[str, Any], key: str, kind: type) -> Any:
     value = config.get(key)
-    if type(value) is kind and kind is not float:
+    if type(value) is kind and (not isinstance(value, float) or math.isfinite(value)):
         return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
