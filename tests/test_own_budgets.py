@@ -145,7 +145,7 @@ def test_with_equal_budgets_nothing_changes(rng: np.random.Generator) -> None:
     federation = Federation(rng, epsilons=(4.0,))
     strategy = federation.run()
     sent = federation.arrays()
-    order = sorted(range(len(sent)), key=lambda i: tuple(sent[i][0][0]))
+    order = sorted(range(len(sent)), key=lambda i: sent[i][0][0].tobytes())  # as the server orders them
     released = np.concatenate([sent[i][0] for i in order])
     labels = np.concatenate([sent[i][1] for i in order])
     plain = Moments.from_rows(released, labels, noise_std=std(4.0)).debias()
