@@ -210,17 +210,18 @@ def _start_ray(engine: Engine, num_nodes: int) -> None:
     """Start or join Ray before Flower does: it would leave its server waiting if that failed."""
     import ray
 
+    if ray.is_initialized():  # a job of Hydra's Ray launcher, or a caller's own Ray: Flower joins it
+        return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": ERROR}
     if engine.address is None:
         options["num_cpus"] = min(engine.num_cpus or os.cpu_count() or 1, num_nodes)
         options["include_dashboard"] = False
     else:
         options["address"] = engine.address
-    # Workers import what this process imports, from where it does.
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     try:
         _check_reachable(engine.address)  # Ray itself tries for minutes
-        ray.init(runtime_env={"env_vars": {"PYTHONPATH": path}}, **options)
+        with _inherited_path():
+            ray.init(**options)
     except (OSError, ValueError, RuntimeError) as error:
         if engine.address is None:
             raise
@@ -234,6 +235,24 @@ def _start_ray(engine: Engine, num_nodes: int) -> None:
             "engine.address must be a Ray cluster with at least one processor; "
             "start it with `ray start --num-cpus=N`"
         )
+
+
+@contextmanager
+def _inherited_path() -> Iterator[None]:
+    """Let the workers of a Ray that starts here import what this process imports.
+
+    By environment: a runtime_env would make Ray start all workers anew, which takes seconds.
+    Those of a cluster look in this directory and in their own environment.
+    """
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def _check_reachable(address: str | None) -> None:

@@ -509,6 +509,7 @@ def run_script(*arguments: str, timeout: float) -> subprocess.CompletedProcess[s
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     return subprocess.run(
         [sys.executable, *arguments],
+        cwd=ROOT,
         env=os.environ | {"PYTHONPATH": path, "FLWR_TELEMETRY_ENABLED": "0"},
         capture_output=True,
         text=True,
