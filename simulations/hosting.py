@@ -48,7 +48,9 @@ class Engine:
         what it chose, and that number reproduces them elsewhere. ``"clients"`` gives
         each client a node of its own.
     num_cpus : int, optional
-        Processors to use; by default all, or all of the cluster at `address`.
+        Nodes that work at once. By default one in this process, where a grid of cells
+        has a process for each processor already; on Ray all processors, or all of
+        the cluster at `address`.
     payload : {"auto", "rows", "moments"}, default "auto"
         What nodes answer with; ``"auto"`` takes rows up to 100,000 clients.
     sampling : {"rows", "moments"}, default "rows"

@@ -1,9 +1,9 @@
 """A study on Ray whose workers are killed in mid-round; a script, since Ray leaves traces in a process.
 
-    python ray_kill.py OUTPUT.json MARK
+    python ray_kill.py OUTPUT.json MARK [always]
 
-Node 1 kills its worker once in the first cell, and each time in the second. MARK is the file that
-says it has.
+Node 1 kills its worker once, in the first of two cells; MARK is the file that says it has. With
+``always``, it kills its worker whenever it is asked in a third cell.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Killer(ClientApp):
         return self._app(message, context)
 
 
-def main(output: str, mark: str) -> None:
+def main(output: str, mark: str, *how: str) -> None:
     make, records = study.make_client_app, []
     study.make_client_app = lambda *arguments: Killer(make(*arguments), mark)
     begin, found = time.monotonic(), {}  # type: ignore[var-annotated]
@@ -67,7 +67,7 @@ def main(output: str, mark: str) -> None:
         records.append(record["beta"])
 
     try:
-        study.run_study(CELLS, Engine("ray", 4, num_cpus=2), keep)
+        study.run_study(CELLS[2:] if how else CELLS[:2], Engine("ray", 4, num_cpus=2), keep)
     except ModulatedError as error:
         found["error"] = f"{type(error).__name__}: {error} {getattr(error, '__notes__', '')}"
     found |= {"betas": records, "seconds": time.monotonic() - begin}

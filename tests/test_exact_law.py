@@ -24,7 +24,7 @@ from flwr_modulated import (
 from flwr_modulated.exact_law import draw_moments, noise_free_moments
 from flwr_modulated.privacy import Relation
 
-REPLICATIONS = 6_000
+REPLICATIONS = 4_000
 # Per check of one case: 1e-7, shared by all its statistics.
 FALSE_ALARM = 1e-7
 
@@ -97,7 +97,7 @@ def faults(a: np.ndarray, b: np.ndarray) -> list[str]:
 
     Statistics: means and all products of centred entries, each with SE √(s_a²/R + s_b²/R) from the
     samples' own variances; two-sample Kolmogorov–Smirnov on every entry and 10 random projections.
-    R = 6,000 each. The false-alarm rate 1e-7 is shared by all of them (Bonferroni).
+    R draws each. The false-alarm rate 1e-7 is shared by all of them (Bonferroni).
     """
     keep = a.std(axis=0) > 0  # the label sums of joint records are zero
     a, b = a[:, keep], b[:, keep]
