@@ -70,6 +70,7 @@ def cases(clients: int, features: int, rounds: int, stock: Sequence[int], single
         case("d. Ray, empty round", "empty", cores, engine="ray"),
         hosted("d. Ray, moments", clients, "ray", cores, payload="moments"),
         hosted("d. Ray, rows", clients, "ray", cores, payload="rows"),
+        hosted("d. Ray, rows as float32", clients, "ray", cores, payload="rows", precision="float32"),
         hosted("d. Ray, exact law", clients, "ray", cores, **exact),
         hosted("d. Ray, exact law", 10 * clients, "ray", cores, **exact),
     ]
@@ -166,6 +167,7 @@ def targets(records: Sequence[Record], clients: int) -> list[tuple[str, float | 
     rows = [
         ("Ray, moments: round / floor", ratio(of("d. Ray, moments", clients), floor), "≤ 2.5"),
         ("Ray, rows: round / floor", ratio(of("d. Ray, rows", clients), floor), "≤ 7"),
+        ("Ray, rows as float32: round / floor", ratio(of("d. Ray, rows as float32", clients), floor), "≤ 7"),
     ]
     for size in (clients, 10 * clients):
         name = f"Ray, exact law, {size:,} clients: round / empty round"

@@ -72,6 +72,7 @@ def hosted(
     num_nodes: int | str,
     payload: str = "auto",
     sampling: str = "rows",
+    precision: str = "float64",
 ) -> dict[str, Any]:
     """The project's own path: the study's ClientApp under the strategy, one release a round."""
     from flwr.app import ArrayRecord
@@ -98,11 +99,12 @@ def hosted(
     nodes = num_clients if num_nodes == "clients" else int(num_nodes)
     threads = min(os.cpu_count() or 1, nodes) if nodes < 100 else 1
     cpus = threads if engine == "inprocess" else None
-    host = Engine(engine, nodes, num_cpus=cpus, payload=payload, sampling=sampling)
+    host = Engine(engine, nodes, num_cpus=cpus, payload=payload, sampling=sampling, precision=precision)
     layout = host.layout(num_clients)
     strategy = ModulatedStrategy(
         mode="iterative",
         payload=layout.payload,
+        precision=layout.precision,
         min_available_nodes=layout.num_nodes,
         min_replies=layout.num_nodes,
         evaluation_folds=0,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import get_args
 
 from flwr_modulated import InvalidParameterError
 from flwr_modulated._validate import check_int
-from flwr_modulated.flower.records import Payload
+from flwr_modulated.flower.records import Payload, Precision
 
 ENGINES = ("inprocess", "ray")
 PAYLOADS = ("auto", "rows", "moments")
@@ -32,6 +33,7 @@ class Layout:
     num_nodes: int
     payload: Payload
     sampling: str
+    precision: Precision = "float64"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Engine:
         ``"rows"`` draws the noise of every row. ``"moments"`` draws a node's moments
         from their exact law: the same law of the result, for less than a row's share of
         the work; nothing is released that a device would have released.
+    precision : {"float64", "float32"}, default "float64"
+        Of rows that nodes answer with. Rounding is post-processing of a release.
     address : str, optional
         An existing Ray cluster, such as ``"auto"`` or ``"10.0.0.1:6379"``.
 
@@ -71,6 +75,7 @@ class Engine:
     num_cpus: int | None = None
     payload: str = "auto"
     sampling: str = "rows"
+    precision: Precision = "float64"
     address: str | None = None
 
     def __post_init__(self) -> None:
@@ -78,6 +83,7 @@ class Engine:
             ("name", self.name, ENGINES),
             ("payload", self.payload, PAYLOADS),
             ("sampling", self.sampling, SAMPLINGS),
+            ("precision", self.precision, get_args(Precision)),
         ):
             if value not in choices:
                 raise InvalidParameterError(
@@ -105,7 +111,7 @@ class Engine:
             payload = "rows" if num_clients <= _MOST_ROWS_SENT else "moments"
         else:
             payload = "rows" if self.payload == "rows" else "moments"
-        return Layout(self._nodes(num_clients), payload, self.sampling)
+        return Layout(self._nodes(num_clients), payload, self.sampling, self.precision)
 
     def _nodes(self, num_clients: int) -> int:
         if isinstance(self.num_nodes, int):

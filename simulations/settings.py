@@ -170,6 +170,7 @@ class EngineConfig:
     num_cpus: int | None = None
     payload: str = "auto"
     sampling: str = "rows"
+    precision: str = "float64"
     address: str | None = None
 
 

@@ -346,6 +346,7 @@ def _run_modulated(cell: Cell, name: str, grid: Grid, layout: Layout) -> tuple[F
         pool=bool(cell.setting("pool", False)),
         label_scale=getattr(relation, "label_scale", None),
         payload=layout.payload,
+        precision=layout.precision,
         min_available_nodes=layout.num_nodes,
         min_replies=layout.num_nodes,
         evaluation_folds=0,  # records hold the true test R²
@@ -360,6 +361,7 @@ def _run_modulated(cell: Cell, name: str, grid: Grid, layout: Layout) -> tuple[F
         "bytes_received": strategy.bytes_received,
         "payload": layout.payload,
         "sampling": layout.sampling,
+        "precision": layout.precision if layout.payload == "rows" else "float64",
     }
     details |= _reconstruction(cell, details["noise_std"])
     if iterative:

@@ -106,6 +106,7 @@ def test_targets_are_ratios_of_the_right_cases() -> None:
     assert found == {
         "Ray, moments: round / floor": pytest.approx(3.0),
         "Ray, rows: round / floor": None,
+        "Ray, rows as float32: round / floor": None,
         "Ray, exact law, 1,000 clients: round / empty round": pytest.approx(1.5),
         "Ray, exact law, 10,000 clients: round / empty round": pytest.approx(2.0),
         "Ray, moments: start-up, seconds": 9.0,

@@ -108,6 +108,7 @@ def test_a_request_holds_public_parameters_only() -> None:
         "study": "s",
         "payload": "rows",
         "release-index": 0,
+        "precision": "float64",
         "num-columns": 3,
         "alpha": 0.25,
         "amplitude": 0.5,

@@ -35,10 +35,12 @@ from flwr_modulated import (
     InvalidDataError,
     InvalidParameterError,
     Mechanism,
+    ModulatedClient,
     ModulatedStrategy,
     Modulation,
     Moments,
     Policy,
+    RequestRefusedError,
     draw_directions,
 )
 from flwr_modulated._blocks import blocks_of, row_blocks
@@ -194,6 +196,7 @@ def test_layout(settings: dict[str, Any], num_clients: int, wanted: Layout) -> N
         ({"num_nodes": "many"}, "engine.num_nodes.*or give auto or clients"),
         ({"num_cpus": 0}, "engine.num_cpus"),
         ({"payload": "models"}, "engine.payload must be one of auto, rows, moments"),
+        ({"precision": "float16"}, "engine.precision must be one of float64, float32"),
         ({"sampling": "none"}, "engine.sampling must be one of rows, moments"),
         ({"sampling": "moments", "payload": "rows"}, "engine.payload must be moments or auto"),
         ({"address": "auto"}, "engine.address needs engine.name=ray"),
@@ -343,6 +346,58 @@ def test_what_is_kept_belongs_to_one_share() -> None:
 def test_exact_law_has_no_rows_to_send() -> None:
     with pytest.raises(InvalidParameterError, match="payload must be moments"):
         ask(exact_client(lambda: (np.eye(50, 3), np.ones(50))), Modulation(), payload="rows")
+
+
+# float32 on the wire
+
+
+def answer(precision: str, payload: str = "rows") -> list[np.ndarray]:
+    rows = np.random.default_rng(1).standard_normal((50, 3))
+    policy = Policy(Guarantee(2.0, 1e-5, Distance(1.0)))
+    client = ModulatedClient(lambda: (rows, rows[:, 0]), policy, rng=lambda r: np.random.default_rng(r))
+    request = Request(1, Modulation(), np.zeros((3, 0)), payload=payload, precision=precision)  # type: ignore[arg-type]
+    content = request.to_recorddict()
+    config = dict(content.config_records["fitins.config"])
+    arrays, _, _ = client.fit(content.array_records["fitins.parameters"].to_numpy_ndarrays(), config)
+    return arrays
+
+
+def test_float32_is_the_same_release_rounded() -> None:
+    """A function of the released row and of nothing else: what post-processing means.
+
+    Rounding the row *before* the noise would be no such function, and is caught.
+    """
+    (rows, labels, std), (short, *others) = answer("float64"), answer("float32")
+    assert short.dtype == np.float32
+    np.testing.assert_array_equal(short, rows.astype(np.float32))
+    assert np.abs(short - rows).max() <= 2**-24 * np.abs(rows).max()
+    for array, wanted in zip(others, (labels, std), strict=True):
+        assert array.dtype == np.float64
+        np.testing.assert_array_equal(array, wanted)
+
+
+def test_sums_are_never_rounded() -> None:
+    for one, other in zip(answer("float64", "moments"), answer("float32", "moments"), strict=True):
+        assert other.dtype == np.float64
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_study_of_float32_rows_costs_half_and_agrees() -> None:
+    long, short = (
+        study.run_study([SMALL], Engine("inprocess", 4, precision=precision))[0]
+        for precision in ("float64", "float32")
+    )
+    assert (long["precision"], short["precision"]) == ("float64", "float32")
+    assert long["bytes_received"] - short["bytes_received"] == 60 * 2 * 4
+    np.testing.assert_allclose(short["beta"], long["beta"], rtol=1e-5)
+    assert short["beta"] != long["beta"]
+
+
+def test_other_precisions_are_refused() -> None:
+    with pytest.raises(RequestRefusedError, match="precision must be one of float64, float32"):
+        answer("float16")
+    with pytest.raises(InvalidParameterError, match="precision must be one of 'float64', 'float32'"):
+        ModulatedStrategy(precision="float16")  # type: ignore[arg-type]
 
 
 # Synthetic tasks

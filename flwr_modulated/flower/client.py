@@ -215,16 +215,15 @@ class ModulatedClient(NumPyClient):
                 index=request.release_index,
             )
         )
-        rows = RowsReply(
+        if request.payload == "moments":
+            sums = Moments.from_rows(release.released, release.labels, noise_std=release.noise_std)
+            return MomentsReply(request.server_round, sums)
+        return RowsReply(
             server_round=request.server_round,
-            released=release.released,
+            # Rounding is post-processing: the release is made, spent and remembered before it.
+            released=release.released.astype(request.precision, copy=False),
             labels=release.labels,
             noise_std=np.array([release.noise_std]),
-        )
-        return (
-            rows
-            if request.payload == "rows"
-            else MomentsReply(request.server_round, Moments.sum(rows.moments()))
         )
 
     def _standardised(self) -> tuple[FloatArray, FloatArray]:

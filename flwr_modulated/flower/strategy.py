@@ -26,7 +26,7 @@ from ..modulation import Modulation, draw_directions
 from ..moments import DebiasedMoments
 from ..sample import Sample
 from .nodes import wait_for_newcomers, wait_for_nodes
-from .records import PROTOCOL_VERSION, Payload, Request
+from .records import PROTOCOL_VERSION, Payload, Precision, Request
 from .screening import Screen, sort_replies
 from .state import Round, StudyState
 
@@ -59,6 +59,9 @@ class ModulatedStrategy(Strategy):
     payload : {"rows", "moments"}, default "rows"
         Whether nodes answer with released rows or with their sums. Sums suffice
         for the coefficients; with one row a node they save nothing.
+    precision : {"float64", "float32"}, default "float64"
+        Of released rows as they travel. float32 halves them; rounding what is released
+        takes nothing from the guarantee.
     pool : bool, default False
         In iterative mode, average the moments of all rounds so far instead of
         using the last round's alone.
@@ -125,6 +128,7 @@ class ModulatedStrategy(Strategy):
         modulation: Modulation | None = None,
         mode: Mode = "one-shot",
         payload: Payload = "rows",
+        precision: Precision = "float64",
         pool: bool = False,
         label_scale: float | None = None,
         screen: Screen | None = None,
@@ -143,6 +147,7 @@ class ModulatedStrategy(Strategy):
     ) -> None:
         check_choice("mode", mode, Mode)
         check_choice("payload", payload, Payload)
+        check_choice("precision", precision, Precision)
         if pool and mode == "one-shot":
             raise InvalidParameterError("pool must be False in mode='one-shot', which pools by itself")
         if label_scale is not None:
@@ -170,6 +175,7 @@ class ModulatedStrategy(Strategy):
         self.modulation = Modulation() if modulation is None else modulation
         self.mode = mode
         self.payload: Payload = payload
+        self.precision: Precision = precision
         self.pool = pool
         self.label_scale = label_scale
         self.screen = Screen() if screen is None else screen
@@ -214,6 +220,7 @@ class ModulatedStrategy(Strategy):
             "study": self.study,
             "mode": self.mode,
             "payload": self.payload,
+            "precision": self.precision,
             "pool": self.pool,
             "label_scale": self.label_scale,
             "modulation": list(astuple(self.modulation)),
@@ -489,6 +496,7 @@ class ModulatedStrategy(Strategy):
             study=self.study,
             payload=self.payload,
             release_index=0 if self.mode == "one-shot" else server_round - 1,
+            precision=self.precision,
         )
 
     def _save(self) -> None:
