@@ -46,7 +46,7 @@ def varint(number: int) -> bytes:
 
 def reply_content(arrays: Sequence[np.ndarray], *, count: int = 1, **changes: Any) -> RecordDict:
     """A reply written down by hand, in the layout of Flower's compatibility records."""
-    metrics = {"protocol-version": 1, "server-round": 1, "payload": "rows"}
+    metrics = {"protocol-version": 2, "server-round": 1, "payload": "rows"}
     metrics.update({key.replace("_", "-"): value for key, value in changes.items()})
     return RecordDict(
         {
@@ -64,7 +64,14 @@ def rows_content(
     released: np.ndarray, labels: np.ndarray, noise_std: float = 0.0, **changes: Any
 ) -> RecordDict:
     """A reply that holds rows."""
-    return reply_content([released, labels, np.array([noise_std])], count=len(released), **changes)
+    rows = np.column_stack([released, labels, np.full(len(released), noise_std)])
+    return reply_content([rows], count=len(released), **changes)
+
+
+def parts(content: RecordDict, *, joint: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Released rows, labels and σ of each row of a reply; no labels where they are inside the rows."""
+    (rows,) = content.array_records["fitres.parameters"].to_numpy_ndarrays()
+    return (rows[:, :-1], np.zeros(0), rows[:, -1]) if joint else (rows[:, :-2], rows[:, -2], rows[:, -1])
 
 
 def error_reply(message: Message, reason: str, code: int = 2) -> Message:

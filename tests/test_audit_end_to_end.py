@@ -158,7 +158,7 @@ class Audit:
             request = Request(index + 1, MODULATION, np.eye(columns)[:, :1], "audit", "rows", index)
             reply = call(app, over_the_wire(request.to_recorddict()))
             parsed = parse_reply(over_the_wire(reply.content), request=request, joint=joint)
-            total += parsed.to_arrays()[0][:, -1]
+            total += parsed.released[:, -1]
         return total / rounds
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray_side
-from fakes import SpyGrid, varint
+from fakes import SpyGrid, parts, varint
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -202,9 +202,9 @@ def test_every_row_is_released_once_a_round_with_noise_of_its_own() -> None:
     for round_ in spies[0].received[::2]:
         for reply in round_:
             share = partition(504, 4, reply.metadata.src_node_id - 1)
-            released, labels, std = reply.content.array_records["fitres.parameters"].to_numpy_ndarrays()
+            released, labels, std = parts(reply.content)
             np.testing.assert_array_equal(labels, split.train_labels[share])
-            noise.append(((released - split.train_features[share]) / std).ravel())
+            noise.append(((released - split.train_features[share]) / std[:, None]).ravel())
     assert len(noise) == 8
     off_diagonal = np.corrcoef(noise)[np.triu_indices(8, 1)]
     assert np.abs(off_diagonal).max() < 5.5 / np.sqrt(882)

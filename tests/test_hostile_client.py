@@ -159,7 +159,7 @@ def arrays(*items: np.ndarray) -> ArrayRecord:
 
 
 def raw(data: bytes, stype: str = "numpy.ndarray") -> ArrayRecord:
-    return ArrayRecord({str(i): Array("float64", (1,), stype, data) for i in range(3)})
+    return ArrayRecord({"0": Array("float64", (1,), stype, data)})
 
 
 def header(shape: str, descr: str = "'<f8'") -> bytes:
@@ -168,7 +168,7 @@ def header(shape: str, descr: str = "'<f8'") -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode()
 
 
-def put(array: np.ndarray, place: Any, value: float) -> np.ndarray:
+def put(array: np.ndarray, place: Any, value: Any) -> np.ndarray:
     changed = array.copy()
     changed[place] = value
     return changed
@@ -180,45 +180,51 @@ def spread(value: float, node: int) -> np.ndarray:
     return value * row / np.linalg.norm(row)
 
 
+# Where a row of an honest reply holds what.
+ROW, LABEL, SIGMA = np.s_[:, :D], np.s_[:, D], np.s_[:, D + 1]
+
+
+def change(a: Arrays, place: Any, value: Any) -> ArrayRecord:
+    """An honest reply, with a part of it replaced."""
+    return arrays(put(a[0], place, value))
+
+
 # What a Screen tells from honest replies
 
 ROW_LIES: dict[str, tuple[Lie, str]] = {
-    "fewer columns": (lambda a, i: arrays(a[0][:, :-1], *a[1:]), "wrong shape of released rows"),
-    "more columns": (lambda a, i: arrays(np.pad(a[0], (0, 1)), *a[1:]), "wrong shape of released rows"),
-    "one dimension": (lambda a, i: arrays(a[0][0], *a[1:]), "wrong shape of released rows"),
-    "three dimensions": (lambda a, i: arrays(a[0][None], *a[1:]), "wrong shape of released rows"),
-    "no rows": (lambda a, i: arrays(a[0][:0], a[1][:0], a[2]), "wrong shape of released rows"),
-    "no label": (lambda a, i: arrays(a[0], a[1][:0], a[2]), "wrong shape of labels"),
-    "two labels": (lambda a, i: arrays(a[0], np.repeat(a[1], 2), a[2]), "wrong shape of labels"),
-    "two σ": (lambda a, i: arrays(a[0], a[1], np.repeat(a[2], 2)), "wrong shape of noise_std"),
+    "fewer columns": (lambda a, i: arrays(a[0][:, 1:]), "wrong shape of rows"),
+    "more columns": (lambda a, i: arrays(np.pad(a[0], (0, 1))), "wrong shape of rows"),
+    "one dimension": (lambda a, i: arrays(a[0][0]), "wrong shape of rows"),
+    "three dimensions": (lambda a, i: arrays(a[0][None]), "wrong shape of rows"),
+    "no rows": (lambda a, i: arrays(a[0][:0]), "wrong shape of rows"),
     "nothing": (lambda a, i: arrays(), "wrong number of arrays"),
-    "one array": (lambda a, i: arrays(a[0]), "wrong number of arrays"),
-    "four arrays": (lambda a, i: arrays(*a, a[0]), "wrong number of arrays"),
-    "NaN": (lambda a, i: arrays(put(a[0], (0, 0), np.nan), *a[1:]), "non-finite values"),
-    "infinite label": (lambda a, i: arrays(a[0], a[1] * np.inf, a[2]), "non-finite values"),
-    "NaN as σ": (lambda a, i: arrays(a[0], a[1], a[2] * np.nan), "non-finite values"),
-    "beyond all bounds": (lambda a, i: arrays(a[0] * 1e200, *a[1:]), "values too large"),
+    "two arrays": (lambda a, i: arrays(a[0], a[0]), "wrong number of arrays"),
+    "NaN": (lambda a, i: change(a, (0, 0), np.nan), "non-finite values"),
+    "infinite label": (lambda a, i: change(a, LABEL, np.inf), "non-finite values"),
+    "NaN as σ": (lambda a, i: change(a, SIGMA, np.nan), "non-finite values"),
+    "beyond all bounds": (lambda a, i: arrays(a[0] * 1e200), "values too large"),
     "extended precision": (
-        lambda a, i: arrays(a[0].astype(np.longdouble) * np.longdouble("1e4000"), *a[1:]),
+        lambda a, i: arrays(a[0].astype(np.longdouble) * np.longdouble("1e4000")),
         "values too large|arrays cannot be read|non-finite",
     ),
-    "σ < 0": (lambda a, i: arrays(a[0], a[1], -a[2]), "negative noise_std"),
-    "σ = 0": (lambda a, i: arrays(a[0], a[1], 0 * a[2]), "noise_std outside what the study allows"),
-    "σ tiny": (lambda a, i: arrays(a[0], a[1], 1e-300 * a[2]), "noise_std outside what the study allows"),
-    "σ a percent less": (lambda a, i: arrays(a[0], a[1], 0.99 * a[2]), "noise_std outside"),
-    "σ a percent more": (lambda a, i: arrays(a[0], a[1], 1.01 * a[2]), "noise_std outside"),
-    "σ huge": (lambda a, i: arrays(1e28 * a[0], a[1], 1e28 * a[2]), "noise_std outside"),
-    "a long row": (lambda a, i: arrays(spread(100.0, i), *a[1:]), "longer than any honest one"),
-    "a huge row": (lambda a, i: arrays(spread(1e29, i), *a[1:]), "longer than any honest one"),
-    "a large label": (lambda a, i: arrays(a[0], 0 * a[1] + 5.001, a[2]), "a label beyond label_radius"),
-    "a huge label": (lambda a, i: arrays(a[0], 0 * a[1] - 1e29, a[2]), "a label beyond label_radius"),
-    "a thousand rows": (
-        lambda a, i: arrays(np.repeat(a[0], 1000, axis=0), np.repeat(a[1], 1000), a[2]),
-        "more rows than max_samples",
+    "σ < 0": (lambda a, i: change(a, SIGMA, -STD), "negative noise_std"),
+    "σ = 0": (lambda a, i: change(a, SIGMA, 0.0), "noise_std outside what the study allows"),
+    "σ tiny": (lambda a, i: change(a, SIGMA, 1e-300), "noise_std outside what the study allows"),
+    "σ a percent less": (lambda a, i: change(a, SIGMA, 0.99 * STD), "noise_std outside"),
+    "σ a percent more": (lambda a, i: change(a, SIGMA, 1.01 * STD), "noise_std outside"),
+    "σ a little less, as float32": (
+        lambda a, i: arrays(put(a[0], SIGMA, (1 - 1e-5) * STD).astype(np.float32)),
+        "noise_std outside",
     ),
-    "truth values": (lambda a, i: arrays(a[0] > 0, *a[1:]), "arrays must be of real numbers"),
-    "complex numbers": (lambda a, i: arrays(1j * a[0], *a[1:]), "arrays must be of real numbers"),
-    "text": (lambda a, i: arrays(a[0].astype(str), *a[1:]), "arrays must be of real numbers"),
+    "σ huge": (lambda a, i: change(a, SIGMA, 1e28), "noise_std outside"),
+    "a long row": (lambda a, i: change(a, ROW, spread(100.0, i)), "longer than any honest one"),
+    "a huge row": (lambda a, i: change(a, ROW, spread(1e29, i)), "longer than any honest one"),
+    "a large label": (lambda a, i: change(a, LABEL, 5.001), "a label beyond label_radius"),
+    "a huge label": (lambda a, i: change(a, LABEL, -1e29), "a label beyond label_radius"),
+    "a thousand rows": (lambda a, i: arrays(np.repeat(a[0], 1000, axis=0)), "more rows than max_samples"),
+    "truth values": (lambda a, i: arrays(a[0] > 0), "arrays must be of real numbers"),
+    "complex numbers": (lambda a, i: arrays(1j * a[0]), "arrays must be of real numbers"),
+    "text": (lambda a, i: arrays(a[0].astype(str)), "arrays must be of real numbers"),
     "a pickle": (lambda a, i: raw(header("(1, 5)", "'|O'") + b"\x80\x04N."), "arrays cannot be read"),
     "other bytes": (lambda a, i: raw(b"\x00\xff" * 50), "arrays cannot be read"),
     "no bytes": (lambda a, i: raw(b""), "arrays cannot be read"),
@@ -228,8 +234,8 @@ ROW_LIES: dict[str, tuple[Lie, str]] = {
     "a later round": (lambda a, i: {"server_round": 2}, "wrong round"),
     "a round in a list": (lambda a, i: {"server_round": [1]}, "server-round must be"),
     "no round": (lambda a, i: {"server_round": None}, "server-round must be"),
-    "stale protocol": (lambda a, i: {"protocol_version": 0}, "protocol-version must be 1"),
-    "future protocol": (lambda a, i: {"protocol_version": 2}, "protocol-version must be 1"),
+    "stale protocol": (lambda a, i: {"protocol_version": 1}, "protocol-version must be 2"),
+    "future protocol": (lambda a, i: {"protocol_version": 3}, "protocol-version must be 2"),
     "protocol as truth": (lambda a, i: {"protocol_version": True}, "protocol-version must be"),
     "sums were not asked": (lambda a, i: {"payload": "moments"}, "wrong payload"),
     "no records": (lambda a, i: RecordDict(), "records missing"),
@@ -392,12 +398,13 @@ def test_the_stated_number_of_examples_means_nothing(count: int, federation: Fed
 
 
 WITHIN = {
-    "opposite label": lambda a, i: arrays(a[0], -a[1], a[2]),
-    "largest label": lambda a, i: arrays(a[0], 0 * a[1] + LARGEST_LABEL, a[2]),
-    "longest row": lambda a, i: arrays(spread(MODULATION.contraction * RADIUS + 6 * STD, i), *a[1:]),
-    "no noise": lambda a, i: arrays(spread(1.0, i), *a[1:]),
-    "zero": lambda a, i: arrays(0 * a[0], *a[1:]),
-    "all the same": lambda a, i: arrays(np.ones((1, D)), 0 * a[1] - 1.0, a[2]),
+    "opposite label": lambda a, i: change(a, LABEL, -a[0][LABEL]),
+    "largest label": lambda a, i: change(a, LABEL, LARGEST_LABEL),
+    "longest row": lambda a, i: change(a, ROW, spread(MODULATION.contraction * RADIUS + 6 * STD, i)),
+    "no noise": lambda a, i: change(a, ROW, spread(1.0, i)),
+    "zero": lambda a, i: change(a, ROW, 0.0),
+    "all the same": lambda a, i: arrays(np.array([[*np.ones(D), -1.0, STD]])),
+    "float32": lambda a, i: arrays(a[0].astype(np.float32)),
 }
 
 

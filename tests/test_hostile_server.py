@@ -91,7 +91,7 @@ class Auditor:
         config = asked.config_records["fitins.config"]
         metrics = dict(content.config_records["fitres.metrics"])
         assert metrics == {
-            "protocol-version": 1,
+            "protocol-version": 2,
             "server-round": config["server-round"],
             "payload": config["payload"],
         }
@@ -108,9 +108,11 @@ class Auditor:
             np.testing.assert_allclose(scalars[1:3], [0, 0] if self.hides_labels else label_sums)
             assert not (self.hides_labels and cross.any())
             return
-        released, labels, noise_std = arrays
-        np.testing.assert_array_equal(labels, [] if self.hides_labels else self.labels)
-        assert noise_std.shape == (1,)
+        (rows,) = arrays
+        released, noise_std = rows[:, : self.row.shape[1]], rows[:, -1]
+        beside = rows[:, self.row.shape[1] : -1].T
+        np.testing.assert_array_equal(beside, np.zeros((0, n)) if self.hides_labels else [self.labels])
+        assert (noise_std == noise_std[0]).all()
         assert released.shape == self.row.shape
         alpha, lam, omega = config["alpha"], config["amplitude"], config["frequency"]
         V = _load(next(iter(asked.array_records["fitins.parameters"].values())))
@@ -243,7 +245,7 @@ def ask_for(columns: int = D, directions: Any = None, **changes: Any) -> RecordD
     frame = np.eye(columns)[:, :1] if directions is None else directions
     arrays = frame if isinstance(frame, ArrayRecord) else ArrayRecord([np.asarray(frame)])
     config = {
-        "protocol-version": 1,
+        "protocol-version": 2,
         "server-round": 1,
         "study": "study",
         "payload": "rows",
@@ -310,10 +312,10 @@ REFUSED: dict[str, Callable[[int], RecordDict]] = {
     "m < 0": lambda d: ask_for(d, num_directions=-1),
     "m as truth": lambda d: ask_for(d, num_directions=True),
     "m as a float": lambda d: ask_for(d, num_directions=1.0),
-    "stale protocol": lambda d: ask_for(d, protocol_version=0),
-    "future protocol": lambda d: ask_for(d, protocol_version=2),
+    "stale protocol": lambda d: ask_for(d, protocol_version=1),
+    "future protocol": lambda d: ask_for(d, protocol_version=3),
     "protocol as truth": lambda d: ask_for(d, protocol_version=True),
-    "protocol as text": lambda d: ask_for(d, protocol_version="1"),
+    "protocol as text": lambda d: ask_for(d, protocol_version="2"),
     "no protocol": lambda d: ask_for(d, protocol_version=None),
     "round 0": lambda d: ask_for(d, server_round=0),
     "round −1": lambda d: ask_for(d, server_round=-1),

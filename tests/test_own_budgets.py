@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import SpyGrid
+from fakes import SpyGrid, parts
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
@@ -84,10 +84,10 @@ class Federation:
         strategy.start(self.grid, ArrayRecord([np.zeros(D)]), num_rounds=1)
         return strategy
 
-    def arrays(self) -> list[list[np.ndarray]]:
-        """What each node sent in the last run, by node."""
+    def sent(self, *, joint: bool) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Released rows, labels and σ that each node sent in the last run, by node."""
         replies = sorted(self.grid.received[0], key=lambda m: m.metadata.src_node_id)
-        return [r.content.array_records["fitres.parameters"].to_numpy_ndarrays() for r in replies]
+        return [parts(reply.content, joint=joint) for reply in replies]
 
     def directions(self) -> np.ndarray:
         return self.grid.sent[0][0].content.array_records["fitins.parameters"].to_numpy_ndarrays()[0]
@@ -105,10 +105,10 @@ def test_the_server_subtracts_and_weighs_each_rows_own_noise(
     V, shrink, lam = federation.directions(), modulation.contraction, modulation.effective_amplitude
     m = max(modulation.num_directions, 1)
     released, labels, sigma = [], [], []
-    for g, y, s in federation.arrays():
+    for g, y, s in federation.sent(joint=label_scale is not None):
         released += list(g)
         labels += list(y)
-        sigma += [float(s[0])] * len(g)
+        sigma += s.tolist()
     for epsilon, s in zip(federation.epsilons, sigma[::5], strict=True):
         assert s == policy(epsilon, relation).mechanism(modulation).noise_std
     second = [
@@ -144,7 +144,7 @@ def test_with_equal_budgets_nothing_changes(rng: np.random.Generator) -> None:
     """To the last digits, the estimate from all rows in one pot; τ² takes one rounding more."""
     federation = Federation(rng, epsilons=(4.0,))
     strategy = federation.run()
-    sent = federation.arrays()
+    sent = federation.sent(joint=False)
     order = sorted(range(len(sent)), key=lambda i: sent[i][0][0].tobytes())  # as the server orders them
     released = np.concatenate([sent[i][0] for i in order])
     labels = np.concatenate([sent[i][1] for i in order])
@@ -170,7 +170,7 @@ def test_noise_outside_what_the_study_allows_is_refused(
     inside = [node for node, epsilon in enumerate(federation.epsilons) if epsilon in left]
     assert strategy.num_nodes == len(inside)
     assert strategy.refused == {"noise_std outside what the study allows": 60 - len(inside)}
-    sent = federation.arrays()
+    sent = federation.sent(joint=False)
     groups = [
         Moments.from_rows(
             np.concatenate([sent[node][0] for node in inside if federation.epsilons[node] == epsilon]),

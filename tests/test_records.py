@@ -103,7 +103,7 @@ def test_a_request_holds_public_parameters_only() -> None:
     assert set(content.config_records) == {"fitins.config"}
     assert not content.metric_records
     assert dict(content.config_records["fitins.config"]) == {
-        "protocol-version": 1,
+        "protocol-version": 2,
         "server-round": 1,
         "study": "s",
         "payload": "rows",
@@ -120,7 +120,7 @@ def test_a_request_holds_public_parameters_only() -> None:
 def test_extra_entries_pass_through_but_replace_nothing() -> None:
     extra = {"site": "north", "alpha": 0.9, "protocol-version": 99}
     config = request_of().to_recorddict(extra).config_records["fitins.config"]
-    assert (config["site"], config["alpha"], config["protocol-version"]) == ("north", 0.25, 1)
+    assert (config["site"], config["alpha"], config["protocol-version"]) == ("north", 0.25, 2)
 
 
 MISSING = object()
@@ -129,10 +129,10 @@ MISSING = object()
 @pytest.mark.parametrize(
     ("key", "value", "error", "words"),
     [
-        ("protocol-version", 2, ProtocolError, "protocol-version must be 1; install the same"),
+        ("protocol-version", 3, ProtocolError, "protocol-version must be 2; install the same"),
         ("protocol-version", MISSING, ProtocolError, "protocol-version must be present"),
         ("protocol-version", True, ProtocolError, "protocol-version must be present and of type int"),
-        ("protocol-version", 1.0, ProtocolError, "protocol-version must be present and of type int"),
+        ("protocol-version", 2.0, ProtocolError, "protocol-version must be present and of type int"),
         ("server-round", 0, ProtocolError, "server-round"),
         ("server-round", "1", ProtocolError, "server-round must be present and of type int"),
         ("server-round", True, ProtocolError, "server-round must be present and of type int"),
@@ -250,7 +250,7 @@ def test_both_kinds_of_client_give_the_same_records(payload: str) -> None:
 def test_a_reply_says_nothing_but_version_round_payload_and_count() -> None:
     content = reply_to_recorddict(rows_reply())
     assert dict(content.config_records["fitres.metrics"]) == {
-        "protocol-version": 1,
+        "protocol-version": 2,
         "server-round": 1,
         "payload": "rows",
     }
@@ -273,7 +273,8 @@ def test_the_sums_of_a_node_are_the_sums_of_its_rows(noise_std: np.ndarray, rng:
     assert total.num_samples == 3
 
 
-G, Y, S = np.full((2, 3), SENTINEL), np.full(2, SENTINEL), np.array([SENTINEL])
+# Two rows: what is released, the label, σ.
+ROWS = np.full((2, 5), SENTINEL)
 
 
 def changed(array: np.ndarray, index: Any, value: float) -> np.ndarray:
@@ -286,29 +287,24 @@ def changed(array: np.ndarray, index: Any, value: float) -> np.ndarray:
     ("arrays", "words"),
     [
         ([], "wrong number of arrays"),
-        ([G, Y], "wrong number of arrays"),
-        ([G, Y, S, S], "wrong number of arrays"),
-        ([G[:, :2], Y, S], "wrong shape of released rows"),
-        ([G[0], Y, S], "wrong shape of released rows"),
-        ([G[:0], Y[:0], S], "wrong shape of released rows"),
-        ([G[:, :, None], Y, S], "wrong shape of released rows"),
-        ([G, Y[:1], S], "wrong shape of labels"),
-        ([G, Y[:, None], S], "wrong shape of labels"),
-        ([G, Y[:0], S], "wrong shape of labels"),
-        ([G, Y, np.full(3, 1.0)], "wrong shape of noise_std"),
-        ([G, Y, np.array(1.0)], "wrong shape of noise_std"),
-        ([G, Y, -S], "negative noise_std"),
-        ([G, Y, np.array([1.0, -1e-9])], "negative noise_std"),
-        ([changed(G, (0, 0), np.nan), Y, S], "non-finite values"),
-        ([G, changed(Y, 1, np.inf), S], "non-finite values"),
-        ([G, Y, np.array([np.nan])], "non-finite values"),
-        ([changed(G, (0, 0), 1e160), Y, S], "values too large"),
-        ([G, changed(Y, 0, -1e160), S], "values too large"),
-        ([G, Y, np.array([1e160])], "values too large"),
-        ([G.astype(complex), Y, S], "real numbers"),
-        ([G.astype(str), Y, S], "real numbers"),
-        ([G > 0, Y, S], "real numbers"),
-        ([G, Y.astype("datetime64[s]"), S], "real numbers"),
+        ([ROWS, ROWS], "wrong number of arrays"),
+        ([ROWS[:, 1:]], "wrong shape of rows"),
+        ([np.pad(ROWS, (0, 1))], "wrong shape of rows"),
+        ([ROWS[0]], "wrong shape of rows"),
+        ([ROWS[:0]], "wrong shape of rows"),
+        ([ROWS[:, :, None]], "wrong shape of rows"),
+        ([changed(ROWS, np.s_[:, -1], -1.0)], "negative noise_std"),
+        ([changed(ROWS, (1, -1), -1e-9)], "negative noise_std"),
+        ([changed(ROWS, (0, 0), np.nan)], "non-finite values"),
+        ([changed(ROWS, (1, 3), np.inf)], "non-finite values"),
+        ([changed(ROWS, (0, -1), np.nan)], "non-finite values"),
+        ([changed(ROWS, (0, 0), 1e160)], "values too large"),
+        ([changed(ROWS, (0, 3), -1e160)], "values too large"),
+        ([changed(ROWS, (0, -1), 1e160)], "values too large"),
+        ([ROWS.astype(complex)], "real numbers"),
+        ([ROWS.astype(str)], "real numbers"),
+        ([ROWS > 0], "real numbers"),
+        ([ROWS.astype("datetime64[s]")], "real numbers"),
     ],
 )
 def test_the_server_refuses_rows_with(arrays: list[np.ndarray], words: str) -> None:
@@ -322,9 +318,9 @@ def test_the_server_refuses_rows_with(arrays: list[np.ndarray], words: str) -> N
 
 def test_labels_beside_joint_records_are_refused() -> None:
     """A device that hides its label must not have it read from beside the record by mistake."""
-    with pytest.raises(ProtocolError, match="wrong shape of labels"):
-        parse_reply(reply_content([G, Y, S]), request=request_of(), joint=True)
-    assert parse_reply(reply_content([G, Y[:0], S]), request=request_of(), joint=True).labels is None
+    with pytest.raises(ProtocolError, match="wrong shape of rows"):
+        parse_reply(reply_content([ROWS]), request=request_of(), joint=True)
+    assert parse_reply(reply_content([ROWS[:, 1:]]), request=request_of(), joint=True).labels is None
 
 
 M, C, T = np.diag([SENTINEL, 2.0, 3.0]), np.full(3, SENTINEL), np.full(3, SENTINEL)
@@ -334,7 +330,7 @@ SUMS = np.array([2.0, SENTINEL, SENTINEL**2, 0.5])
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ([G, Y, S], "wrong number of arrays"),
+        ([ROWS], "wrong number of arrays"),
         ([M[:2], C, T, SUMS], "wrong shape of moments"),
         ([M, C[:2], T, SUMS], "wrong shape of moments"),
         ([M, C, T[:, None], SUMS], "wrong shape of moments"),
@@ -379,7 +375,7 @@ def test_moments_are_read_symmetric() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"protocol_version": 2}, "protocol-version must be 1"),
+        ({"protocol_version": 3}, "protocol-version must be 2"),
         ({"protocol_version": None}, "protocol-version must be present"),
         ({"protocol_version": True}, "protocol-version must be present and of type int"),
         ({"server_round": 2}, "wrong round"),
@@ -391,19 +387,19 @@ def test_moments_are_read_symmetric() -> None:
 )
 def test_the_server_refuses_a_reply_with(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ProtocolError, match=words):
-        parse_reply(reply_content([G, Y, S], **changes), request=request_of())
+        parse_reply(reply_content([ROWS], **changes), request=request_of())
 
 
 @pytest.mark.parametrize("missing", ["fitres.parameters", "fitres.metrics"])
 def test_the_server_refuses_a_reply_without(missing: str) -> None:
-    content = reply_content([G, Y, S])
+    content = reply_content([ROWS])
     del content[missing]
     with pytest.raises(ProtocolError, match="records missing"):
         parse_reply(content, request=request_of())
 
 
 def test_the_server_refuses_a_failure_status_whatever_comes_with_it() -> None:
-    content = reply_content([G, Y, S])
+    content = reply_content([ROWS])
     content.config_records["fitres.status"] = ConfigRecord({"code": 3, "message": f"x = {SENTINEL}"})
     with pytest.raises(ProtocolError, match="the device reported a failure status") as caught:
         parse_reply(content, request=request_of())
@@ -438,7 +434,7 @@ def test_nothing_that_arrives_is_unpickled(tmp_path: Path) -> None:
     path = tmp_path / "made by a pickle"
     data = pickled_array(path)
 
-    reply = reply_content([G, Y, S])
+    reply = reply_content([ROWS])
     reply.array_records["fitres.parameters"] = array_of_bytes(data)
     with pytest.raises(ProtocolError, match="arrays cannot be read"):
         parse_reply(reply, request=request_of())
@@ -467,7 +463,7 @@ HEADER = b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, 'shape
 )
 def test_any_bytes_give_a_protocol_error(data: bytes, stype: str) -> None:
     """Truncated arrays, other formats, noise: one kind of error, so that one reply costs one reply."""
-    content = reply_content([G, Y, S])
+    content = reply_content([ROWS])
     content.array_records["fitres.parameters"] = array_of_bytes(data, stype)
     with pytest.raises(ProtocolError):
         parse_reply(content, request=request_of())
@@ -475,7 +471,7 @@ def test_any_bytes_give_a_protocol_error(data: bytes, stype: str) -> None:
 
 def test_an_array_that_claims_terabytes_is_refused() -> None:
     data = HEADER.replace(b"(2, 3)", b"(1000000000000, 3)").ljust(127) + b"\n" + b"\0" * 48
-    content = reply_content([G, Y, S])
+    content = reply_content([ROWS])
     content.array_records["fitres.parameters"] = array_of_bytes(data)
     with pytest.raises(ProtocolError, match="arrays cannot be read"):
         parse_reply(content, request=request_of())

@@ -367,13 +367,10 @@ def test_float32_is_the_same_release_rounded() -> None:
 
     Rounding the row *before* the noise would be no such function, and is caught.
     """
-    (rows, labels, std), (short, *others) = answer("float64"), answer("float32")
-    assert short.dtype == np.float32
+    (rows,), (short,) = answer("float64"), answer("float32")
+    assert (rows.dtype, short.dtype) == (np.float64, np.float32)
     np.testing.assert_array_equal(short, rows.astype(np.float32))
     assert np.abs(short - rows).max() <= 2**-24 * np.abs(rows).max()
-    for array, wanted in zip(others, (labels, std), strict=True):
-        assert array.dtype == np.float64
-        np.testing.assert_array_equal(array, wanted)
 
 
 def test_sums_are_never_rounded() -> None:
@@ -388,7 +385,7 @@ def test_a_study_of_float32_rows_costs_half_and_agrees() -> None:
         for precision in ("float64", "float32")
     )
     assert (long["precision"], short["precision"]) == ("float64", "float32")
-    assert long["bytes_received"] - short["bytes_received"] == 60 * 2 * 4
+    assert (long["bytes_received"], short["bytes_received"]) == (60 * 4 * 8, 60 * 4 * 4)
     np.testing.assert_allclose(short["beta"], long["beta"], rtol=1e-5)
     assert short["beta"] != long["beta"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import Answer, FakeGrid, SpyGrid, error_reply, reply_content, rows_content
+from fakes import Answer, FakeGrid, SpyGrid, error_reply, parts, reply_content, rows_content
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.client import Client
 from flwr.clientapp import ClientApp
@@ -318,8 +318,8 @@ def test_joint_records_give_the_regression_of_label_on_features(data: Data) -> N
     study.start(grid, zeros(), num_rounds=1)
     np.testing.assert_allclose(study.iterates[0], least_squares(data, list(data)), atol=2e-3)
     for reply in grid.received[0]:
-        rows, labels, std = reply.content.array_records["fitres.parameters"].to_numpy_ndarrays()
-        assert (rows.shape, labels.shape) == ((6, 4), (0,))
+        rows, _, std = parts(reply.content, joint=True)
+        assert rows.shape == (6, 4)
         assert std[0] < 1e-4
 
 
@@ -453,11 +453,10 @@ def hostile(message: Message) -> dict[str, RecordDict]:
     x, y = np.full((1, 3), 1e3), np.full(1, 1e3)
     return {
         "wrong round": rows_content(x, y, server_round=round_ + 1),
-        "protocol-version must be 1": rows_content(x, y, server_round=round_, protocol_version=2),
+        "protocol-version must be 2": rows_content(x, y, server_round=round_, protocol_version=3),
         "non-finite values": rows_content(x * np.nan, y, server_round=round_),
         "values too large": rows_content(x * 1e200, y, server_round=round_),
-        "wrong shape of released rows": rows_content(x[:, :2], y, server_round=round_),
-        "wrong shape of labels": rows_content(x, y[:0], server_round=round_),
+        "wrong shape of rows": rows_content(x[:, :2], y, server_round=round_),
         "negative noise_std": rows_content(x, y, -1.0, server_round=round_),
         "wrong payload": rows_content(x, y, server_round=round_, payload="moments"),
         "records missing": RecordDict(),
@@ -465,9 +464,8 @@ def hostile(message: Message) -> dict[str, RecordDict]:
 
 
 @pytest.mark.parametrize("reason", [
-    "wrong round", "protocol-version must be 1", "non-finite values", "values too large",
-    "wrong shape of released rows", "wrong shape of labels", "negative noise_std", "wrong payload",
-    "records missing",
+    "wrong round", "protocol-version must be 2", "non-finite values", "values too large",
+    "wrong shape of rows", "negative noise_std", "wrong payload", "records missing",
 ])  # fmt: skip
 def test_a_refused_reply_changes_nothing_and_is_counted_by_its_reason(
     reason: str, data: Data, caplog: pytest.LogCaptureFixture
@@ -712,7 +710,7 @@ def test_nobody_is_asked_to_evaluate(data: Data) -> None:
 
 
 def test_metrics_and_result(data: Data) -> None:
-    """Noise scale σ/(1 − α) and bytes, by hand: 4 × (6 × 3 + 6 + 1) doubles."""
+    """Noise scale σ/(1 − α) and bytes, by hand: 4 × 6 × (3 + 1 + 1) doubles."""
 
     def noisy(message: Message) -> Message:
         x, y = data[message.metadata.dst_node_id]
@@ -727,7 +725,7 @@ def test_metrics_and_result(data: Data) -> None:
         "num-valid": 4,
         "num-refused": 0,
         "num-samples": 24,
-        "bytes-received": 4 * 25 * 8,
+        "bytes-received": 4 * 30 * 8,
     }
     assert study.debiased is not None
     assert study.debiased.num_samples == 24

@@ -125,7 +125,7 @@ class ModulatedClient(NumPyClient):
         Returns
         -------
         arrays, num_examples, metrics
-            Released rows, labels and noise standard deviation, or their sums; the
+            Released rows with labels and noise standard deviation, or their sums; the
             number of rows; protocol version, round and payload.
 
         Raises
@@ -220,10 +220,10 @@ class ModulatedClient(NumPyClient):
             return MomentsReply(request.server_round, sums)
         return RowsReply(
             server_round=request.server_round,
-            # Rounding is post-processing: the release is made, spent and remembered before it.
-            released=release.released.astype(request.precision, copy=False),
+            released=release.released,
             labels=release.labels,
             noise_std=np.array([release.noise_std]),
+            precision=request.precision,
         )
 
     def _standardised(self) -> tuple[FloatArray, FloatArray]:

@@ -3,9 +3,10 @@
 Both directions use Flower's compatibility records, so one wire format serves a
 ``NumPyClient`` behind ``ClientApp(client_fn)`` and an ``@app.train()`` handler.
 
-A request holds public round parameters only. A reply holds released rows, labels
-where the device gives them, and the standard deviation of each row's noise; or the
-sums of these over the rows of a node that hosts many clients.
+A request holds public round parameters only. A reply holds one matrix with a row for
+each client: the released row, the label where the device gives it, and the standard
+deviation of the noise; or the sums of these over the rows of a node that hosts many
+clients.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = [
     "reply_to_recorddict",
 ]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 # Far above any release that carries information. Weights and standard errors need fourth powers of rows, and
 # eighth powers of products of theirs, to add up without overflow.
@@ -81,7 +82,7 @@ class Request:
         Which of the study's releases is asked for, from 0: always 0 where every
         device releases once, so that asking again in a later round is a repeat.
     precision : {"float64", "float32"}
-        Of the released rows as they travel.
+        Of rows as they travel.
     """
 
     server_round: int
@@ -171,19 +172,21 @@ class RowsReply:
     server_round : int
         The round that is answered.
     released : ndarray of shape (n, d)
-        Released rows g̃, as float32 where the request asks for it: rounding what is
-        released is post-processing, which takes nothing from the guarantee, and moves
-        each number by less than 6e-8 of itself.
+        Released rows g̃.
     labels : ndarray of shape (n,) or None
         Labels; None for joint records, whose label is inside the released row.
     noise_std : ndarray of shape (1,) or (n,)
         Standard deviation of the noise of all rows, or of each.
+    precision : {"float64", "float32"}
+        As they travel. Rounding what is released is post-processing, which takes nothing
+        from the guarantee, and moves each number by less than 6e-8 of itself.
     """
 
     server_round: int
     released: FloatArray
     labels: FloatArray | None
     noise_std: FloatArray
+    precision: Precision = "float64"
 
     payload: ClassVar[Payload] = "rows"
 
@@ -213,28 +216,40 @@ class RowsReply:
             parts.append(Moments.from_rows(self.released[rows], labels, noise_std=level))
         return parts
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the arrays as they travel, in bytes."""
+        columns = self.released.shape[1] + (self.labels is not None) + 1
+        return self.num_samples * columns * int(np.dtype(self.precision).itemsize)
+
     def to_arrays(self) -> list[FloatArray]:
-        """Arrays as they travel."""
-        return [self.released, np.zeros(0) if self.labels is None else self.labels, self.noise_std]
+        """Arrays as they travel: one matrix, since each array costs more than a row of numbers."""
+        d = self.released.shape[1]
+        rows = np.empty((self.num_samples, d + 1 if self.labels is None else d + 2), dtype=self.precision)
+        rows[:, :d] = self.released
+        if self.labels is not None:
+            rows[:, d] = self.labels
+        rows[:, -1] = self.noise_std
+        return [rows]
 
     @classmethod
     def from_arrays(
         cls, arrays: Sequence[FloatArray], *, request: Request, server_round: int, joint: bool
     ) -> RowsReply:
         """Check shapes and signs of arrays that are known to be finite."""
-        if len(arrays) != 3:
+        if len(arrays) != 1:
             raise ProtocolError("wrong number of arrays")
-        released, labels, noise_std = arrays
-        rows = released.shape[0] if released.ndim == 2 else 0
-        if rows < 1 or released.shape != (rows, request.num_columns):
-            raise ProtocolError("wrong shape of released rows")
-        if labels.shape != ((0,) if joint else (rows,)):
-            raise ProtocolError("wrong shape of labels")
-        if noise_std.shape not in ((1,), (rows,)):
-            raise ProtocolError("wrong shape of noise_std")
+        rows, d = arrays[0], request.num_columns
+        if rows.ndim != 2 or len(rows) < 1 or rows.shape[1] != (d + 1 if joint else d + 2):
+            raise ProtocolError("wrong shape of rows")
+        noise_std = rows[:, -1]
+        if (noise_std == noise_std[0]).all():
+            noise_std = noise_std[:1]
         if (noise_std < 0).any():
             raise ProtocolError("negative noise_std")
-        return cls(server_round, released, None if joint else labels, noise_std)
+        precision: Precision = "float32" if rows.dtype == np.float32 else "float64"
+        labels = None if joint else rows[:, d].astype(np.float64)
+        return cls(server_round, rows[:, :d], labels, noise_std.astype(np.float64), precision)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -272,6 +287,11 @@ class MomentsReply:
     def moments(self) -> list[Moments]:
         """The sums, which count as one noise level."""
         return [self.sums]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the arrays as they travel, in bytes."""
+        return sum(array.nbytes for array in self.to_arrays())
 
     def to_arrays(self) -> list[FloatArray]:
         """Arrays as they travel."""
@@ -394,16 +414,17 @@ def reply_from_arrays(
 
 
 def _read_arrays(record: ArrayRecord, *, keep_float32: bool) -> list[FloatArray]:
-    """Arrays as float64, the first as float32 where it is and may be; without unpickling anything."""
+    """Arrays as float64, or as float32 where they are and may be; without unpickling anything."""
     try:
         if any(array.stype != _NUMPY for array in record.values()):
             raise ValueError("not written by numpy.save")
         arrays = [read_npy(array.data) for array in record.values()]
         if all(array.dtype.kind in "fiu" for array in arrays):
-            kept = keep_float32 and arrays and arrays[0].dtype == np.float32
             return [
-                cast(FloatArray, array) if kept and place == 0 else np.asarray(array, dtype=np.float64)
-                for place, array in enumerate(arrays)
+                cast(FloatArray, array)
+                if keep_float32 and array.dtype == np.float32
+                else np.asarray(array, dtype=np.float64)
+                for array in arrays
             ]
     except Exception:  # whatever a hostile reply provokes
         raise ProtocolError("arrays cannot be read") from None

@@ -22,7 +22,7 @@ from .records import MomentsReply, Reply, Request, RowsReply, reply_from_arrays
 
 __all__ = ["Round", "StudyState"]
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(slots=True)
