@@ -219,8 +219,8 @@ class RowsReply:
     @property
     def nbytes(self) -> int:
         """Size of the arrays as they travel, in bytes."""
-        columns = self.released.shape[1] + (self.labels is not None) + 1
-        return self.num_samples * columns * int(np.dtype(self.precision).itemsize)
+        columns = int(self.released.shape[1]) + (self.labels is not None) + 1
+        return self.num_samples * columns * np.dtype(self.precision).itemsize
 
     def to_arrays(self) -> list[FloatArray]:
         """Arrays as they travel: one matrix, since each array costs more than a row of numbers."""
