@@ -24,7 +24,7 @@ from flwr_modulated import (
     Replace,
 )
 from flwr_modulated._typing import FloatArray
-from flwr_modulated.flower.records import Request, RowsReply
+from flwr_modulated.flower.records import Reply, Request, RowsReply
 from flwr_modulated.flower.screening import Screen
 from flwr_modulated.flower.state import Round, StudyState
 
@@ -71,16 +71,12 @@ class Federation:
         mechanism = Mechanism(_PLAIN, Guarantee(epsilon, DELTA, Replace(RADIUS)))
         return cls(mechanism.release(x, rng=rng), y, mechanism.noise_std)
 
-    def fit(self, rows: FloatArray, labels: FloatArray, noise_std: FloatArray) -> FloatArray:
+    def fit(self, rows: FloatArray, labels: FloatArray, noise_std: float) -> FloatArray:
         """β̂ of the strategy from these rows beside the honest ones."""
-        reply = RowsReply(
-            1,
-            np.concatenate([self.released, rows]),
-            np.concatenate([self.labels, labels]),
-            np.concatenate([np.full(len(self.labels), self.noise_std), noise_std]),
-        )
-        request = Request(1, _PLAIN, np.zeros((len(BETA), 0)))
-        return Auto().estimate(StudyState([Round(request, {1: reply})]).debias(None))
+        replies: dict[int, Reply] = {1: _reply(self.released, self.labels, self.noise_std)}
+        if len(rows):
+            replies[2] = _reply(rows, labels, noise_std)
+        return Auto().estimate(StudyState([Round(_request(), replies)]).debias(None))
 
 
 def screen(noise_std: float, lie: str) -> Screen:
@@ -115,8 +111,8 @@ def damage(federation: Federation, fraction: float, lie: str, *, rng: np.random.
     """
     d, std = len(BETA), federation.noise_std
     liars = max(1, round(fraction / (1 - fraction) * len(federation.labels)))
-    stated = np.full(liars, 1e-6 * RADIUS if lie == "false σ" else std)
-    nobody = np.zeros((0, d)), np.zeros(0), np.zeros(0)
+    stated = 1e-6 * RADIUS if lie == "false σ" else std
+    nobody = np.zeros((0, d)), np.zeros(0), stated
     honest = federation.fit(*nobody)
     # Lies are compared by sums, which is quick; the worst is then sent as replies.
     sums = Moments.from_rows(federation.released, federation.labels, noise_std=std)
@@ -151,8 +147,7 @@ def _candidates(
     jitter = 1e-9 * rng.standard_normal((liars, d))
     longest = RADIUS
     if lie == "false reply":
-        none = RowsReply(1, np.zeros((1, d)), np.zeros(1), np.array([std]))
-        longest = _longest(none)
+        longest = _longest(std)
     for direction in directions:
         for length in np.linspace(0.0, longest * (1 - 1e-6), _NUM_LENGTHS):
             rows = length * direction + jitter
@@ -162,16 +157,16 @@ def _candidates(
                 yield rows, label
 
 
-def _longest(reply: RowsReply) -> float:
+def _longest(noise_std: float) -> float:
     """The longest row that the screen lets pass, by bisection on the screen itself."""
-    bounds, request = screen(float(reply.noise_std[0]), "false reply"), _request()
-    low, high = 0.0, RADIUS + 100.0 * float(reply.noise_std[0])
+    bounds, request = screen(noise_std, "false reply"), _request()
+    low, high = 0.0, RADIUS + 100.0 * noise_std
     for _ in range(60):
         middle = 0.5 * (low + high)
         row = np.zeros((1, len(BETA)))
         row[0, 0] = middle
         try:
-            bounds.check(RowsReply(1, row, reply.labels, reply.noise_std), request)
+            bounds.check(_reply(row, np.zeros(1), noise_std), request)
         except ProtocolError:
             high = middle
         else:
@@ -183,11 +178,15 @@ def _request() -> Request:
     return Request(1, _PLAIN, np.zeros((len(BETA), 0)))
 
 
-def _check(federation: Federation, lie: str, rows: FloatArray, labels: FloatArray, std: FloatArray) -> None:
+def _reply(released: FloatArray, labels: FloatArray, noise_std: float) -> RowsReply:
+    return RowsReply(1, np.column_stack([released, labels]), noise_std)
+
+
+def _check(federation: Federation, lie: str, rows: FloatArray, labels: FloatArray, std: float) -> None:
     """Raise if the server would refuse one of the replies."""
     bounds, request = screen(federation.noise_std, lie), _request()
     for i in range(len(rows)):
-        bounds.check(RowsReply(1, rows[i : i + 1], labels[i : i + 1], std[i : i + 1]), request)
+        bounds.check(_reply(rows[i : i + 1], labels[i : i + 1], std), request)
 
 
 def table(num_devices: int, replications: int, *, seed: int = 0) -> str:

@@ -64,14 +64,15 @@ def rows_content(
     released: np.ndarray, labels: np.ndarray, noise_std: float = 0.0, **changes: Any
 ) -> RecordDict:
     """A reply that holds rows."""
-    rows = np.column_stack([released, labels, np.full(len(released), noise_std)])
-    return reply_content([rows], count=len(released), **changes)
+    rows = np.column_stack([released, labels])
+    return reply_content([rows], count=len(released), noise_std=noise_std, **changes)
 
 
-def parts(content: RecordDict, *, joint: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Released rows, labels and σ of each row of a reply; no labels where they are inside the rows."""
+def parts(content: RecordDict, *, joint: bool = False) -> tuple[np.ndarray, np.ndarray, float]:
+    """Released rows, labels and σ of a reply; no labels where they are inside the rows."""
     (rows,) = content.array_records["fitres.parameters"].to_numpy_ndarrays()
-    return (rows[:, :-1], np.zeros(0), rows[:, -1]) if joint else (rows[:, :-2], rows[:, -2], rows[:, -1])
+    std = content.config_records["fitres.metrics"]["noise-std"]
+    return (rows, np.zeros(0), std) if joint else (rows[:, :-1], rows[:, -1], std)
 
 
 def error_reply(message: Message, reason: str, code: int = 2) -> Message:

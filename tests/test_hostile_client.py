@@ -143,8 +143,9 @@ def tell(lie: Any, message: Message, honest: RecordDict) -> Message | None:
     content = lie
     if not isinstance(lie, RecordDict):
         changes = lie if isinstance(lie, dict) else {}
-        payload = honest.config_records["fitres.metrics"]["payload"]
-        content = reply_content([], **({"payload": payload} | changes))
+        metrics = honest.config_records["fitres.metrics"]
+        beside = {key.replace("-", "_"): metrics.get(key) for key in ("payload", "noise-std")}
+        content = reply_content([], **(beside | changes))
         content[ARRAYS] = lie if isinstance(lie, ArrayRecord) else honest.array_records[ARRAYS]
     return Message(over_the_wire(content), reply_to=message)
 
@@ -181,11 +182,11 @@ def spread(value: float, node: int) -> np.ndarray:
 
 
 # Where a row of an honest reply holds what.
-ROW, LABEL, SIGMA = np.s_[:, :D], np.s_[:, D], np.s_[:, D + 1]
+ROW, LABEL = np.s_[:, :D], np.s_[:, D]
 
 
 def change(a: Arrays, place: Any, value: Any) -> ArrayRecord:
-    """An honest reply, with a part of it replaced."""
+    """Honest rows, with a part of them replaced."""
     return arrays(put(a[0], place, value))
 
 
@@ -201,22 +202,24 @@ ROW_LIES: dict[str, tuple[Lie, str]] = {
     "two arrays": (lambda a, i: arrays(a[0], a[0]), "wrong number of arrays"),
     "NaN": (lambda a, i: change(a, (0, 0), np.nan), "non-finite values"),
     "infinite label": (lambda a, i: change(a, LABEL, np.inf), "non-finite values"),
-    "NaN as σ": (lambda a, i: change(a, SIGMA, np.nan), "non-finite values"),
     "beyond all bounds": (lambda a, i: arrays(a[0] * 1e200), "values too large"),
     "extended precision": (
         lambda a, i: arrays(a[0].astype(np.longdouble) * np.longdouble("1e4000")),
         "values too large|arrays cannot be read|non-finite",
     ),
-    "σ < 0": (lambda a, i: change(a, SIGMA, -STD), "negative noise_std"),
-    "σ = 0": (lambda a, i: change(a, SIGMA, 0.0), "noise_std outside what the study allows"),
-    "σ tiny": (lambda a, i: change(a, SIGMA, 1e-300), "noise_std outside what the study allows"),
-    "σ a percent less": (lambda a, i: change(a, SIGMA, 0.99 * STD), "noise_std outside"),
-    "σ a percent more": (lambda a, i: change(a, SIGMA, 1.01 * STD), "noise_std outside"),
-    "σ a little less, as float32": (
-        lambda a, i: arrays(put(a[0], SIGMA, (1 - 1e-5) * STD).astype(np.float32)),
-        "noise_std outside",
-    ),
-    "σ huge": (lambda a, i: change(a, SIGMA, 1e28), "noise_std outside"),
+    "σ < 0": (lambda a, i: {"noise_std": -STD}, "negative noise-std"),
+    "σ = 0": (lambda a, i: {"noise_std": 0.0}, "noise_std outside what the study allows"),
+    "σ tiny": (lambda a, i: {"noise_std": 1e-300}, "noise_std outside what the study allows"),
+    "σ a percent less": (lambda a, i: {"noise_std": 0.99 * STD}, "noise_std outside"),
+    "σ a millionth less": (lambda a, i: {"noise_std": (1 - 1e-6) * STD}, "noise_std outside"),
+    "σ a percent more": (lambda a, i: {"noise_std": 1.01 * STD}, "noise_std outside"),
+    "σ huge": (lambda a, i: {"noise_std": 1e28}, "noise_std outside"),
+    "σ beyond all bounds": (lambda a, i: {"noise_std": 1e200}, "values too large"),
+    "NaN as σ": (lambda a, i: {"noise_std": math.nan}, "noise-std must be finite"),
+    "infinite σ": (lambda a, i: {"noise_std": math.inf}, "noise-std must be finite"),
+    "σ as a list": (lambda a, i: {"noise_std": [STD]}, "noise-std must be present and of type float"),
+    "σ as truth": (lambda a, i: {"noise_std": True}, "noise-std must be present and of type float"),
+    "no σ": (lambda a, i: {"noise_std": None}, "noise-std must be present and of type float"),
     "a long row": (lambda a, i: change(a, ROW, spread(100.0, i)), "longer than any honest one"),
     "a huge row": (lambda a, i: change(a, ROW, spread(1e29, i)), "longer than any honest one"),
     "a large label": (lambda a, i: change(a, LABEL, 5.001), "a label beyond label_radius"),
@@ -403,7 +406,7 @@ WITHIN = {
     "longest row": lambda a, i: change(a, ROW, spread(MODULATION.contraction * RADIUS + 6 * STD, i)),
     "no noise": lambda a, i: change(a, ROW, spread(1.0, i)),
     "zero": lambda a, i: change(a, ROW, 0.0),
-    "all the same": lambda a, i: arrays(np.array([[*np.ones(D), -1.0, STD]])),
+    "all the same": lambda a, i: arrays(np.array([[*np.ones(D), -1.0]])),
     "float32": lambda a, i: arrays(a[0].astype(np.float32)),
 }
 
@@ -543,7 +546,7 @@ def test_an_honest_row_passes_the_bound_with_probability_1e_9(num_columns: int, 
     """
     request = Request(1, Modulation(), np.zeros((num_columns, 0)))
     for ratio in (1e-4, 1e-2, 0.1, 0.5, 1.0, 3.0, 10.0):
-        reply = RowsReply(1, np.zeros((rows, num_columns)), np.zeros(rows), np.array([1.0]))
+        reply = RowsReply(1, np.zeros((rows, num_columns + 1)), 1.0)
         bound = ratio + screening._noise_quantile(reply, request)
         alarm = rows * stats.ncx2.sf((bound / (1 + 1e-6)) ** 2, num_columns, (ratio / (1 + 1e-6)) ** 2)
         assert alarm <= LEVEL
@@ -596,7 +599,7 @@ def test_false_alarms_at_a_larger_rate(
     rows = rng.standard_normal((n, D))
     rows *= RADIUS / np.linalg.norm(rows, axis=1, keepdims=True)
     released = mechanism.release(rows, rng=rng)
-    replies = [RowsReply(1, row[None], np.zeros(1), np.array([std])) for row in released]
+    replies = [RowsReply(1, np.append(row, 0.0)[None], std) for row in released]
     share = refused_share(replies, request, Screen(feature_radius=RADIUS))
     bound = RADIUS / std + math.sqrt(stats.chi2.isf(0.05, D))
     expected = stats.ncx2.sf(bound**2, D, (RADIUS / std) ** 2)

@@ -90,6 +90,7 @@ class Auditor:
         }  # fmt: skip
         config = asked.config_records["fitins.config"]
         metrics = dict(content.config_records["fitres.metrics"])
+        noise_std = metrics.pop("noise-std") if config["payload"] == "rows" else None
         assert metrics == {
             "protocol-version": 2,
             "server-round": config["server-round"],
@@ -109,10 +110,8 @@ class Auditor:
             assert not (self.hides_labels and cross.any())
             return
         (rows,) = arrays
-        released, noise_std = rows[:, : self.row.shape[1]], rows[:, -1]
-        beside = rows[:, self.row.shape[1] : -1].T
+        released, beside = rows[:, : self.row.shape[1]], rows[:, self.row.shape[1] :].T
         np.testing.assert_array_equal(beside, np.zeros((0, n)) if self.hides_labels else [self.labels])
-        assert (noise_std == noise_std[0]).all()
         assert released.shape == self.row.shape
         alpha, lam, omega = config["alpha"], config["amplitude"], config["frequency"]
         V = _load(next(iter(asked.array_records["fitins.parameters"].values())))
@@ -128,9 +127,9 @@ class Auditor:
             apart = 2 * relation.radius
             lengths = np.linalg.norm(self.row, axis=1, keepdims=True)
             clipped = self.row * np.minimum(1.0, relation.radius / lengths)
-        cost = rows * (steepness * apart / noise_std[0]) ** 2
+        cost = rows * (steepness * apart / noise_std) ** 2
         # Off the directions a release is (1 − α)x + ξ.
-        noise = (released - (1 - alpha) * clipped) / noise_std[0]
+        noise = (released - (1 - alpha) * clipped) / noise_std
         if m:
             noise = noise - noise @ V @ V.T
         self.releases[released.tobytes()] = (cost, float(np.sum(noise**2)), n * (V.shape[0] - m))

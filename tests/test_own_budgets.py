@@ -6,6 +6,7 @@ inference tests; here what a federation makes of it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +31,7 @@ from flwr_modulated import (
     ReplaceRecord,
     Ridge,
 )
-from flwr_modulated.flower.records import Request, RowsReply
+from flwr_modulated.flower.records import Reply, Request, RowsReply
 from flwr_modulated.flower.screening import Screen
 from flwr_modulated.flower.state import Round, StudyState
 from simulations.engines import InProcessGrid
@@ -84,7 +85,7 @@ class Federation:
         strategy.start(self.grid, ArrayRecord([np.zeros(D)]), num_rounds=1)
         return strategy
 
-    def sent(self, *, joint: bool) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def sent(self, *, joint: bool) -> list[tuple[np.ndarray, np.ndarray, float]]:
         """Released rows, labels and σ that each node sent in the last run, by node."""
         replies = sorted(self.grid.received[0], key=lambda m: m.metadata.src_node_id)
         return [parts(reply.content, joint=joint) for reply in replies]
@@ -108,7 +109,7 @@ def test_the_server_subtracts_and_weighs_each_rows_own_noise(
     for g, y, s in federation.sent(joint=label_scale is not None):
         released += list(g)
         labels += list(y)
-        sigma += s.tolist()
+        sigma += [s] * len(g)
     for epsilon, s in zip(federation.epsilons, sigma[::5], strict=True):
         assert s == policy(epsilon, relation).mechanism(modulation).noise_std
     second = [
@@ -198,23 +199,29 @@ def test_noise_that_nothing_bounds_is_warned_of(
 # Many federations
 
 
-def replications(number: int, counts: dict[float, int], rng: np.random.Generator) -> Iterator[RowsReply]:
-    """Released rows of fresh federations, so many at each ε, as the server puts them together."""
+def replications(number: int, counts: dict[float, int], rng: np.random.Generator) -> Iterator[Round]:
+    """Released rows of fresh federations, so many at each ε and those in one reply."""
+    edges = np.cumsum([0, *counts.values()])
     sigma = np.repeat([std(epsilon) for epsilon in counts], list(counts.values()))
     for _ in range(number):
         x, y = rows(len(sigma), rng)
         released = x + sigma[:, None] * rng.standard_normal(x.shape)
-        yield RowsReply(1, released, y, sigma)
+        together = np.column_stack([released, y])
+        replies: dict[int, Reply] = {
+            node: RowsReply(1, together[start:end], sigma[start])
+            for node, (start, end) in enumerate(itertools.pairwise(edges))
+        }
+        yield Round(Request(1, PLAIN, np.zeros((D, 0))), replies)
 
 
-def debias(reply: RowsReply) -> DebiasedMoments:
+def debias(round_: Round) -> DebiasedMoments:
     """The path of the strategy, without messages."""
-    return StudyState([Round(Request(1, PLAIN, np.zeros((D, 0))), {1: reply})]).debias(None)
+    return StudyState([round_]).debias(None)
 
 
 def check_unbiased(rng: np.random.Generator) -> None:
     number = 1000
-    found = [debias(reply) for reply in replications(number, dict.fromkeys(EPSILONS, 300), rng)]
+    found = [debias(round_) for round_ in replications(number, dict.fromkeys(EPSILONS, 300), rng)]
     upper = np.triu_indices(D)
     statistics = np.array(
         [[*m.second_moment[upper], *m.cross_moment, *m.feature_mean, m.label_square] for m in found]
@@ -236,13 +243,15 @@ def test_unbiased(rng: np.random.Generator) -> None:
 
 
 def test_one_noise_level_for_all_is_seen(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = RowsReply.moments
+    right = Round.row_moments
 
-    def levelled(self: RowsReply) -> list[Moments]:
-        variance = float(np.mean(self.noise_std)) ** 2  # (3) needs the mean of the squares
-        return [replace(part, noise_variance_sum=part.num_samples * variance) for part in right(self)]
+    def levelled(self: Round) -> list[Moments]:
+        parts = right(self)
+        variance = float(np.mean([math.sqrt(p.noise_variance_sum / p.num_samples) for p in parts])) ** 2
+        # (3) needs the mean of the squares
+        return [replace(part, noise_variance_sum=part.num_samples * variance) for part in parts]
 
-    monkeypatch.setattr(RowsReply, "moments", levelled)
+    monkeypatch.setattr(Round, "row_moments", levelled)
     with pytest.raises(AssertionError):
         check_unbiased(rng)
 
@@ -282,9 +291,9 @@ def test_weights_make_coefficients_as_much_better_as_theory_says(
     assert predicted_ratio(counts) == pytest.approx(factor, rel=1e-2)
     estimator = Ridge(0.0)
     weighted, equal = [], []
-    for reply in replications(150, counts, rng):
-        pooled = DebiasedMoments.pool([part.debias() for part in reply.moments()])
-        for errors, moments in ((weighted, debias(reply)), (equal, pooled)):
+    for round_ in replications(150, counts, rng):
+        pooled = DebiasedMoments.pool([part.debias() for part in round_.row_moments()])
+        for errors, moments in ((weighted, debias(round_)), (equal, pooled)):
             errors.append(float(np.sum((estimator.estimate(moments) - BETA) ** 2)))
     a, b = np.array(weighted), np.array(equal)
     ratio = a.mean() / b.mean()

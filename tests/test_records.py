@@ -199,7 +199,8 @@ def test_a_device_checks_the_directions_itself(arrays: list[np.ndarray], words: 
 
 def rows_reply(joint: bool = False) -> RowsReply:
     released = np.array([[1.5, -2.0, 0.25], [0.0, 1e-30, 7.0]])
-    return RowsReply(1, released, None if joint else np.array([3.0, -0.5]), np.array([0.75]))
+    labels = None if joint else np.array([3.0, -0.5])
+    return RowsReply.from_blocks(1, [released[:1], released[1:]], labels, 0.75, shape=(2, 3))
 
 
 def moments_reply(joint: bool = False) -> MomentsReply:
@@ -225,6 +226,9 @@ def test_a_reply_comes_back_as_it_was_sent(payload: str, joint: bool, way: str) 
     for got, sent in zip(again.to_arrays(), reply.to_arrays(), strict=True):
         np.testing.assert_array_equal(got, sent)
     if payload == "rows":
+        assert again.noise_std == 0.75
+        np.testing.assert_array_equal(again.released, [[1.5, -2.0, 0.25], [0.0, 1e-30, 7.0]])
+        np.testing.assert_array_equal([] if joint else [3.0, -0.5], [] if joint else again.labels)
         assert (again.labels is None) == joint
 
 
@@ -247,34 +251,19 @@ def test_both_kinds_of_client_give_the_same_records(payload: str) -> None:
     assert data[0] == data[1]
 
 
-def test_a_reply_says_nothing_but_version_round_payload_and_count() -> None:
+def test_a_reply_says_nothing_but_version_round_payload_noise_and_count() -> None:
     content = reply_to_recorddict(rows_reply())
     assert dict(content.config_records["fitres.metrics"]) == {
         "protocol-version": 2,
         "server-round": 1,
         "payload": "rows",
+        "noise-std": 0.75,
     }
     assert dict(content.metric_records["fitres.num_examples"]) == {"num_examples": 2}
 
 
-@pytest.mark.parametrize("noise_std", [np.array([0.5]), np.array([0.5, 2.0, 2.0])])
-def test_the_sums_of_a_node_are_the_sums_of_its_rows(noise_std: np.ndarray, rng: np.random.Generator) -> None:
-    """By hand: Σ g̃g̃ᵀ, Σ y g̃, Σ g̃, Σ y, Σ y², Σ σ², over rows whose noise may differ."""
-    g, y = rng.standard_normal((3, 2)), rng.standard_normal(3)
-    total = Moments.sum(RowsReply(1, g, y, noise_std).moments())
-    np.testing.assert_allclose(total.gram, g.T @ g, rtol=1e-14, atol=1e-15)
-    np.testing.assert_allclose(total.cross, y @ g, rtol=1e-13, atol=1e-15)
-    np.testing.assert_allclose(total.total, g.sum(axis=0), rtol=1e-13, atol=1e-15)
-    np.testing.assert_allclose(
-        [total.label_sum, total.label_square_sum, total.noise_variance_sum],
-        [y.sum(), y @ y, np.broadcast_to(noise_std, 3) @ np.broadcast_to(noise_std, 3)],
-        rtol=1e-13,
-    )
-    assert total.num_samples == 3
-
-
-# Two rows: what is released, the label, σ.
-ROWS = np.full((2, 5), SENTINEL)
+# Two rows: what is released, and the label.
+ROWS = np.full((2, 4), SENTINEL)
 
 
 def changed(array: np.ndarray, index: Any, value: float) -> np.ndarray:
@@ -293,14 +282,10 @@ def changed(array: np.ndarray, index: Any, value: float) -> np.ndarray:
         ([ROWS[0]], "wrong shape of rows"),
         ([ROWS[:0]], "wrong shape of rows"),
         ([ROWS[:, :, None]], "wrong shape of rows"),
-        ([changed(ROWS, np.s_[:, -1], -1.0)], "negative noise_std"),
-        ([changed(ROWS, (1, -1), -1e-9)], "negative noise_std"),
         ([changed(ROWS, (0, 0), np.nan)], "non-finite values"),
         ([changed(ROWS, (1, 3), np.inf)], "non-finite values"),
-        ([changed(ROWS, (0, -1), np.nan)], "non-finite values"),
         ([changed(ROWS, (0, 0), 1e160)], "values too large"),
         ([changed(ROWS, (0, 3), -1e160)], "values too large"),
-        ([changed(ROWS, (0, -1), 1e160)], "values too large"),
         ([ROWS.astype(complex)], "real numbers"),
         ([ROWS.astype(str)], "real numbers"),
         ([ROWS > 0], "real numbers"),
@@ -310,7 +295,7 @@ def changed(array: np.ndarray, index: Any, value: float) -> np.ndarray:
 def test_the_server_refuses_rows_with(arrays: list[np.ndarray], words: str) -> None:
     """Complex numbers would lose their imaginary part; a square above 1e308 would poison every sum."""
     with pytest.raises(ProtocolError, match=words) as caught:
-        parse_reply(reply_content(arrays), request=request_of())
+        parse_reply(reply_content(arrays, noise_std=1.0), request=request_of())
     assert "31337" not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
@@ -319,8 +304,9 @@ def test_the_server_refuses_rows_with(arrays: list[np.ndarray], words: str) -> N
 def test_labels_beside_joint_records_are_refused() -> None:
     """A device that hides its label must not have it read from beside the record by mistake."""
     with pytest.raises(ProtocolError, match="wrong shape of rows"):
-        parse_reply(reply_content([ROWS]), request=request_of(), joint=True)
-    assert parse_reply(reply_content([ROWS[:, 1:]]), request=request_of(), joint=True).labels is None
+        parse_reply(reply_content([ROWS], noise_std=1.0), request=request_of(), joint=True)
+    content = reply_content([ROWS[:, 1:]], noise_std=1.0)
+    assert parse_reply(content, request=request_of(), joint=True).labels is None
 
 
 M, C, T = np.diag([SENTINEL, 2.0, 3.0]), np.full(3, SENTINEL), np.full(3, SENTINEL)
@@ -387,19 +373,19 @@ def test_moments_are_read_symmetric() -> None:
 )
 def test_the_server_refuses_a_reply_with(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ProtocolError, match=words):
-        parse_reply(reply_content([ROWS], **changes), request=request_of())
+        parse_reply(reply_content([ROWS], **{"noise_std": 1.0, **changes}), request=request_of())
 
 
 @pytest.mark.parametrize("missing", ["fitres.parameters", "fitres.metrics"])
 def test_the_server_refuses_a_reply_without(missing: str) -> None:
-    content = reply_content([ROWS])
+    content = reply_content([ROWS], noise_std=1.0)
     del content[missing]
     with pytest.raises(ProtocolError, match="records missing"):
         parse_reply(content, request=request_of())
 
 
 def test_the_server_refuses_a_failure_status_whatever_comes_with_it() -> None:
-    content = reply_content([ROWS])
+    content = reply_content([ROWS], noise_std=1.0)
     content.config_records["fitres.status"] = ConfigRecord({"code": 3, "message": f"x = {SENTINEL}"})
     with pytest.raises(ProtocolError, match="the device reported a failure status") as caught:
         parse_reply(content, request=request_of())
@@ -434,7 +420,7 @@ def test_nothing_that_arrives_is_unpickled(tmp_path: Path) -> None:
     path = tmp_path / "made by a pickle"
     data = pickled_array(path)
 
-    reply = reply_content([ROWS])
+    reply = reply_content([ROWS], noise_std=1.0)
     reply.array_records["fitres.parameters"] = array_of_bytes(data)
     with pytest.raises(ProtocolError, match="arrays cannot be read"):
         parse_reply(reply, request=request_of())
@@ -463,7 +449,7 @@ HEADER = b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, 'shape
 )
 def test_any_bytes_give_a_protocol_error(data: bytes, stype: str) -> None:
     """Truncated arrays, other formats, noise: one kind of error, so that one reply costs one reply."""
-    content = reply_content([ROWS])
+    content = reply_content([ROWS], noise_std=1.0)
     content.array_records["fitres.parameters"] = array_of_bytes(data, stype)
     with pytest.raises(ProtocolError):
         parse_reply(content, request=request_of())
@@ -471,7 +457,7 @@ def test_any_bytes_give_a_protocol_error(data: bytes, stype: str) -> None:
 
 def test_an_array_that_claims_terabytes_is_refused() -> None:
     data = HEADER.replace(b"(2, 3)", b"(1000000000000, 3)").ljust(127) + b"\n" + b"\0" * 48
-    content = reply_content([ROWS])
+    content = reply_content([ROWS], noise_std=1.0)
     content.array_records["fitres.parameters"] = array_of_bytes(data)
     with pytest.raises(ProtocolError, match="arrays cannot be read"):
         parse_reply(content, request=request_of())

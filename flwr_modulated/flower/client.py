@@ -10,6 +10,7 @@ from flwr.app import Message
 from flwr.client import NumPyClient
 from numpy.typing import ArrayLike
 
+from .._blocks import blocks_of
 from .._typing import FloatArray
 from .._validate import check_matrix, check_vector
 from ..errors import InvalidDataError, InvalidParameterError, ModulatedError, RequestRefusedError
@@ -125,8 +126,8 @@ class ModulatedClient(NumPyClient):
         Returns
         -------
         arrays, num_examples, metrics
-            Released rows with labels and noise standard deviation, or their sums; the
-            number of rows; protocol version, round and payload.
+            Released rows with their labels, or sums over them; the number of rows;
+            protocol version, round, payload and the noise standard deviation.
 
         Raises
         ------
@@ -195,35 +196,24 @@ class ModulatedClient(NumPyClient):
         mechanism = self._policy.mechanism(request.modulation)
         # What it refuses it refuses here, before anything is spent; noise is drawn as blocks are asked for.
         blocks = mechanism.release_blocks(records, directions, rng=self._rng(request.server_round))
-        if self._ledger is None and request.payload == "moments":
-            # No ledger will ask for the rows again: a block of them is gone once it is summed.
-            sums = Moments.from_blocks(blocks, public_labels, noise_std=mechanism.noise_std)
-            return MomentsReply(request.server_round, sums)
-
-        def compute() -> Release:
-            return Release(np.concatenate(list(blocks)), public_labels, mechanism.noise_std)
-
-        release = (
-            compute()
-            if self._ledger is None
-            else self._ledger.release(
-                compute,
+        parts, shape, noise_std = blocks, records.shape, mechanism.noise_std
+        if self._ledger is not None:
+            release = self._ledger.release(
+                lambda: Release(np.concatenate(list(blocks)), public_labels, noise_std),
                 policy=self._policy,
                 modulation=request.modulation,
                 directions=directions,
                 study=request.study,
                 index=request.release_index,
             )
-        )
+            # Perhaps what was released before, whatever this device holds today.
+            parts, shape = blocks_of([release.released]), release.released.shape
+            public_labels, noise_std = release.labels, release.noise_std
         if request.payload == "moments":
-            sums = Moments.from_rows(release.released, release.labels, noise_std=release.noise_std)
+            sums = Moments.from_blocks(parts, public_labels, noise_std=noise_std)
             return MomentsReply(request.server_round, sums)
-        return RowsReply(
-            server_round=request.server_round,
-            released=release.released,
-            labels=release.labels,
-            noise_std=np.array([release.noise_std]),
-            precision=request.precision,
+        return RowsReply.from_blocks(
+            request.server_round, parts, public_labels, noise_std, shape=shape, precision=request.precision
         )
 
     def _standardised(self) -> tuple[FloatArray, FloatArray]:

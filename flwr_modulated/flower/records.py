@@ -4,7 +4,7 @@ Both directions use Flower's compatibility records, so one wire format serves a
 ``NumPyClient`` behind ``ClientApp(client_fn)`` and an ``@app.train()`` handler.
 
 A request holds public round parameters only. A reply holds one matrix with a row for
-each client: the released row, the label where the device gives it, and the standard
+each client, the released row and the label where the device gives it, and the standard
 deviation of the noise; or the sums of these over the rows of a node that hosts many
 clients.
 """
@@ -12,7 +12,7 @@ clients.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
@@ -171,29 +171,61 @@ class RowsReply:
     ----------
     server_round : int
         The round that is answered.
-    released : ndarray of shape (n, d)
-        Released rows g̃.
-    labels : ndarray of shape (n,) or None
-        Labels; None for joint records, whose label is inside the released row.
-    noise_std : ndarray of shape (1,) or (n,)
-        Standard deviation of the noise of all rows, or of each.
-    precision : {"float64", "float32"}
-        As they travel. Rounding what is released is post-processing, which takes nothing
-        from the guarantee, and moves each number by less than 6e-8 of itself.
+    rows : ndarray of shape (n, d + 1) or (n, d)
+        Released rows g̃, each with its label; without it for joint records, whose label
+        is inside the released row. float32 where the request asks for it: rounding what
+        is released is post-processing, which takes nothing from the guarantee, and moves
+        each number by less than 6e-8 of itself.
+    noise_std : float
+        σ, standard deviation of the noise of each coordinate of all rows.
+    joint : bool, default False
+        Whether labels are inside the released rows.
     """
 
     server_round: int
-    released: FloatArray
-    labels: FloatArray | None
-    noise_std: FloatArray
-    precision: Precision = "float64"
+    rows: FloatArray
+    noise_std: float
+    joint: bool = False
 
     payload: ClassVar[Payload] = "rows"
+
+    @classmethod
+    def from_blocks(
+        cls,
+        server_round: int,
+        blocks: Iterable[FloatArray],
+        labels: FloatArray | None,
+        noise_std: float,
+        *,
+        shape: tuple[int, ...],
+        precision: Precision = "float64",
+    ) -> RowsReply:
+        """Put blocks of released rows, of this shape together, beside their labels, in one matrix."""
+        n, d = shape
+        rows = np.empty((n, d if labels is None else d + 1), dtype=precision)
+        start = 0
+        for block in blocks:  # a block and its labels while it is in cache
+            end = start + len(block)
+            rows[start:end, :d] = block
+            if labels is not None:
+                rows[start:end, d] = labels[start:end]
+            start = end
+        return cls(server_round, rows, noise_std, joint=labels is None)
+
+    @property
+    def released(self) -> FloatArray:
+        """Released rows (n, d)."""
+        return self.rows if self.joint else self.rows[:, :-1]
+
+    @property
+    def labels(self) -> FloatArray | None:
+        """Labels (n,); None where they are inside the released rows."""
+        return None if self.joint else self.rows[:, -1].astype(np.float64)
 
     @property
     def num_samples(self) -> int:
         """Number of released rows n."""
-        return int(self.released.shape[0])
+        return len(self.rows)
 
     @property
     def sort_key(self) -> bytes:
@@ -203,53 +235,36 @@ class RowsReply:
     @property
     def has_noise(self) -> bool:
         """Whether two equal replies must be one release: noise never comes twice."""
-        return bool((self.noise_std > 0).all())
-
-    def moments(self) -> list[Moments]:
-        """Sum the rows of each noise level."""
-        if len(self.noise_std) == 1:
-            return [Moments.from_rows(self.released, self.labels, noise_std=self.noise_std)]
-        parts = []
-        for level in np.unique(self.noise_std):
-            rows = self.noise_std == level
-            labels = None if self.labels is None else self.labels[rows]
-            parts.append(Moments.from_rows(self.released[rows], labels, noise_std=level))
-        return parts
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the arrays as they travel, in bytes."""
-        columns = int(self.released.shape[1]) + (self.labels is not None) + 1
-        return self.num_samples * columns * np.dtype(self.precision).itemsize
+        return self.noise_std > 0
 
     def to_arrays(self) -> list[FloatArray]:
-        """Arrays as they travel: one matrix, since each array costs more than a row of numbers."""
-        d = self.released.shape[1]
-        rows = np.empty((self.num_samples, d + 1 if self.labels is None else d + 2), dtype=self.precision)
-        rows[:, :d] = self.released
-        if self.labels is not None:
-            rows[:, d] = self.labels
-        rows[:, -1] = self.noise_std
-        return [rows]
+        """Arrays as they travel: one, since each costs Flower more than a row of numbers does."""
+        return [self.rows]
+
+    def to_entries(self) -> dict[str, float]:
+        """Numbers that travel beside the arrays."""
+        return {"noise-std": float(self.noise_std)}
 
     @classmethod
     def from_arrays(
-        cls, arrays: Sequence[FloatArray], *, request: Request, server_round: int, joint: bool
+        cls,
+        arrays: Sequence[FloatArray],
+        entries: Mapping[str, Any],
+        *,
+        request: Request,
+        server_round: int,
+        joint: bool,
     ) -> RowsReply:
-        """Check shapes and signs of arrays that are known to be finite."""
+        """Check shapes and signs of arrays that are known to be finite, and what travels beside them."""
         if len(arrays) != 1:
             raise ProtocolError("wrong number of arrays")
-        rows, d = arrays[0], request.num_columns
-        if rows.ndim != 2 or len(rows) < 1 or rows.shape[1] != (d + 1 if joint else d + 2):
+        rows, width = arrays[0], request.num_columns if joint else request.num_columns + 1
+        if rows.ndim != 2 or len(rows) < 1 or rows.shape[1] != width:
             raise ProtocolError("wrong shape of rows")
-        noise_std = rows[:, -1]
-        if (noise_std == noise_std[0]).all():
-            noise_std = noise_std[:1]
-        if (noise_std < 0).any():
-            raise ProtocolError("negative noise_std")
-        precision: Precision = "float32" if rows.dtype == np.float32 else "float64"
-        labels = None if joint else rows[:, d].astype(np.float64)
-        return cls(server_round, rows[:, :d], labels, noise_std.astype(np.float64), precision)
+        noise_std = _entry(entries, "noise-std", float)
+        if not 0 <= noise_std <= _LARGEST:
+            raise ProtocolError("negative noise-std" if noise_std < 0 else "values too large")
+        return cls(server_round, rows, noise_std, joint)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -288,20 +303,25 @@ class MomentsReply:
         """The sums, which count as one noise level."""
         return [self.sums]
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the arrays as they travel, in bytes."""
-        return sum(array.nbytes for array in self.to_arrays())
-
     def to_arrays(self) -> list[FloatArray]:
         """Arrays as they travel."""
         sums = self.sums
         scalars = [sums.num_samples, sums.label_sum, sums.label_square_sum, sums.noise_variance_sum]
         return [sums.gram, sums.cross, sums.total, np.array(scalars, dtype=np.float64)]
 
+    def to_entries(self) -> dict[str, float]:
+        """Numbers that travel beside the arrays: none."""
+        return {}
+
     @classmethod
     def from_arrays(
-        cls, arrays: Sequence[FloatArray], *, request: Request, server_round: int, joint: bool
+        cls,
+        arrays: Sequence[FloatArray],
+        entries: Mapping[str, Any],
+        *,
+        request: Request,
+        server_round: int,
+        joint: bool,
     ) -> MomentsReply:
         """Check shapes and signs of arrays that are known to be finite."""
         if len(arrays) != 4:
@@ -338,6 +358,7 @@ def reply_to_fit_result(reply: Reply) -> FitResult:
         "protocol-version": PROTOCOL_VERSION,
         "server-round": reply.server_round,
         "payload": reply.payload,
+        **reply.to_entries(),
     }
     return reply.to_arrays(), reply.num_samples, metrics
 
@@ -396,13 +417,18 @@ def parse_reply(content: RecordDict, *, request: Request, joint: bool = False) -
             raise ProtocolError("non-finite values")
         if span > largest:
             raise ProtocolError("values too large")
-    return reply_from_arrays(arrays, request=request, server_round=request.server_round, joint=joint)
+    return reply_from_arrays(arrays, metrics, request=request, server_round=request.server_round, joint=joint)
 
 
 def reply_from_arrays(
-    arrays: Sequence[FloatArray], *, request: Request, server_round: int, joint: bool
+    arrays: Sequence[FloatArray],
+    entries: Mapping[str, Any],
+    *,
+    request: Request,
+    server_round: int,
+    joint: bool,
 ) -> Reply:
-    """Read a reply from finite arrays, checking their shapes and signs.
+    """Read a reply from finite arrays and what travels beside them, checking shapes and signs.
 
     Raises
     ------
@@ -410,7 +436,7 @@ def reply_from_arrays(
         If they do not fit the request.
     """
     reply = RowsReply if request.payload == "rows" else MomentsReply
-    return reply.from_arrays(arrays, request=request, server_round=server_round, joint=joint)
+    return reply.from_arrays(arrays, entries, request=request, server_round=server_round, joint=joint)
 
 
 def _read_arrays(record: ArrayRecord, *, keep_float32: bool) -> list[FloatArray]:

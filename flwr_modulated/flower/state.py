@@ -58,42 +58,17 @@ class Round:
     def row_moments(self) -> list[Moments]:
         """Sums of all released rows, one for each level of noise."""
         levels: dict[float, list[RowsReply]] = defaultdict(list)
-        parts: list[Moments] = []
-        for _, reply in self._row_replies():
-            if len(reply.noise_std) == 1:
-                levels[float(reply.noise_std[0])].append(reply)
-            else:
-                parts += reply.moments()
-        for level, replies in levels.items():
-            labels = [reply.labels for reply in replies if reply.labels is not None]
-            parts.append(
-                Moments.from_blocks(
-                    blocks_of([reply.released for reply in replies]),
-                    np.concatenate(labels) if labels else None,
-                    noise_std=level,
-                )
+        for _, reply in self.row_replies():
+            levels[reply.noise_std].append(reply)
+        return [
+            Moments.from_blocks(
+                blocks_of([reply.released for reply in replies]), _labels(replies), noise_std=level
             )
-        return parts
+            for level, replies in levels.items()
+        ]
 
-    def rows(self) -> RowsReply | None:
-        """All released rows put together, in the order of :meth:`row_units`."""
-        replies = [reply for _, reply in self._row_replies()]
-        if not replies:
-            return None
-        labels = [reply.labels for reply in replies if reply.labels is not None]
-        return RowsReply(
-            server_round=self.request.server_round,
-            released=np.concatenate([reply.released for reply in replies]),
-            labels=np.concatenate(labels) if labels else None,
-            noise_std=np.concatenate([np.broadcast_to(r.noise_std, (r.num_samples,)) for r in replies]),
-        )
-
-    def row_units(self) -> list[str]:
-        """Of each released row its node and its place there."""
-        return [f"{node}/{row}" for node, reply in self._row_replies() for row in range(reply.num_samples)]
-
-    def _row_replies(self) -> list[tuple[int, RowsReply]]:
-        """Ordered by content, since node ids and arrival differ from run to run."""
+    def row_replies(self) -> list[tuple[int, RowsReply]]:
+        """Nodes that sent rows; ordered by content, since node ids and arrival differ from run to run."""
         found = [(node, reply) for node, reply in self.replies.items() if isinstance(reply, RowsReply)]
         return sorted(found, key=lambda item: item[1].sort_key)
 
@@ -133,7 +108,7 @@ class StudyState:
         levels = [math.nan]
         for reply in (reply for entry in self.rounds for reply in entry.replies.values()):
             if isinstance(reply, RowsReply):
-                levels += [float(reply.noise_std.min()), float(reply.noise_std.max())]
+                levels.append(reply.noise_std)
             else:
                 levels.append(math.sqrt(reply.sums.noise_variance_sum / reply.num_samples))
         return float(np.fmin.reduce(levels)), float(np.fmax.reduce(levels))
@@ -189,17 +164,20 @@ class StudyState:
         repeated = len(self.rounds) > 1
         for entry in self.rounds:
             modulation, directions = entry.request.modulation, entry.request.directions
-            rows = entry.rows()
-            if rows is not None:
+            found = entry.row_replies()
+            if found:
+                replies = [reply for _, reply in found]
                 samples.append(
                     Sample.from_rows(
-                        rows.released,
-                        rows.labels,
-                        noise_std=rows.noise_std,
+                        np.concatenate([reply.released for reply in replies]),
+                        _labels(replies),
+                        noise_std=np.repeat(
+                            [reply.noise_std for reply in replies], [reply.num_samples for reply in replies]
+                        ),
                         modulation=modulation,
                         directions=directions,
                         joint_label_scale=label_scale,
-                        units=entry.row_units() if repeated else None,
+                        units=_row_units(found) if repeated else None,
                     )
                 )
             groups = [
@@ -230,7 +208,7 @@ class StudyState:
             replies = []
             for position, (node, reply) in enumerate(entry.replies.items()):
                 # As text: node ids may pass what JSON readers take for a number.
-                replies.append([str(node), reply.server_round])
+                replies.append([str(node), reply.server_round, reply.to_entries()])
                 for part, array in enumerate(reply.to_arrays()):
                     arrays[f"{index}/{position}/{part}"] = array
             modulation = request.modulation
@@ -292,12 +270,12 @@ class StudyState:
                         release_index=entry["release_index"],
                     )
                     replies = {}
-                    for position, (node, server_round) in enumerate(entry["replies"]):
+                    for position, (node, server_round, entries) in enumerate(entry["replies"]):
                         parts: list[FloatArray] = []
                         while (name := f"{index}/{position}/{len(parts)}") in arrays:
                             parts.append(arrays[name])
                         replies[int(node)] = reply_from_arrays(
-                            parts, request=request, server_round=server_round, joint=joint
+                            parts, entries, request=request, server_round=server_round, joint=joint
                         )
                     state.rounds.append(Round(request, replies))
         except InvalidParameterError:
@@ -308,3 +286,14 @@ class StudyState:
                 "remove it to ask devices anew"
             ) from None
         return state
+
+
+def _labels(replies: list[RowsReply]) -> FloatArray | None:
+    """Labels of all rows; None for joint records."""
+    labels = [reply.labels for reply in replies if reply.labels is not None]
+    return np.concatenate(labels) if labels else None
+
+
+def _row_units(found: list[tuple[int, RowsReply]]) -> list[str]:
+    """Of each released row its node and its place there."""
+    return [f"{node}/{row}" for node, reply in found for row in range(reply.num_samples)]

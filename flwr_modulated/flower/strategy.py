@@ -393,7 +393,9 @@ class ModulatedStrategy(Strategy):
         entry = self._round(request)
         if moved := entry.add(valid):
             _logger.log(INFO, "\t> %d releases are here already: their nodes came back under new ids", moved)
-        self._state.bytes_received += sum(reply.nbytes for reply in valid.values())
+        self._state.bytes_received += sum(
+            array.nbytes for reply in valid.values() for array in reply.to_arrays()
+        )
         if len(entry.replies) < self.min_replies:
             self._save()  # what did arrive is not asked for again
             too_few = self._too_few(server_round, len(entry.replies), refused)
