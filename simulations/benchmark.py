@@ -53,8 +53,8 @@ def cases(clients: int, features: int, rounds: int, stock: Sequence[int], single
         base = {"case": function, "num_clients": num_clients, "num_features": features}
         return Case(name, base | {"num_rounds": num_rounds} | more)
 
-    def hosted(name: str, num_clients: int, engine: str, num_nodes: int, **more: Any) -> Case:
-        return case(name, "hosted", num_clients, engine=engine, num_nodes=num_nodes, **more)
+    def hosted(name: str, num_clients: int, engine: str, **more: Any) -> Case:
+        return case(name, "hosted", num_clients, engine=engine, **more)
 
     cores = os.cpu_count() or 1
     exact = {"sampling": "moments"}
@@ -64,26 +64,26 @@ def cases(clients: int, features: int, rounds: int, stock: Sequence[int], single
         case("b. release and sum", "kernel", clients, payload="moments"),
         case("b. release all, then sum", "kernel", clients, payload="rows"),
         case("b. exact law", "kernel", clients, payload="exact"),
-        hosted("c. in-process, moments", clients, "inprocess", cores, payload="moments"),
-        hosted("c. in-process, rows", clients, "inprocess", cores, payload="rows"),
-        hosted("c. in-process, exact law", clients, "inprocess", cores, **exact),
+        hosted("c. in-process, moments", clients, "inprocess", payload="moments"),
+        hosted("c. in-process, rows", clients, "inprocess", payload="rows"),
+        hosted("c. in-process, exact law", clients, "inprocess", **exact),
         case("d. Ray, empty round", "empty", cores, engine="ray"),
-        hosted("d. Ray, moments", clients, "ray", cores, payload="moments"),
-        hosted("d. Ray, rows", clients, "ray", cores, payload="rows"),
-        hosted("d. Ray, rows as float32", clients, "ray", cores, payload="rows", precision="float32"),
-        hosted("d. Ray, exact law", clients, "ray", cores, **exact),
-        hosted("d. Ray, exact law", 10 * clients, "ray", cores, **exact),
+        hosted("d. Ray, moments", clients, "ray", payload="moments"),
+        hosted("d. Ray, rows", clients, "ray", payload="rows"),
+        hosted("d. Ray, rows as float32", clients, "ray", payload="rows", precision="float32"),
+        hosted("d. Ray, exact law", clients, "ray", **exact),
+        hosted("d. Ray, exact law", 10 * clients, "ray", **exact),
     ]
     for size in stock:
         found += [
             case("e. Ray, a node a client", "hosted", size, 3, engine="ray", num_nodes="clients"),
             case("f. Ray, Flower's LocalDpMod", "flower_dp", size, 3, engine="ray"),
-            hosted("d. Ray, hosted", size, "ray", cores),
-            hosted("c. in-process, hosted", size, "inprocess", 1),
+            hosted("d. Ray, hosted", size, "ray"),
+            hosted("c. in-process, hosted", size, "inprocess"),
         ]
     return [
         *found,
-        hosted("c. in-process, hosted", single, "inprocess", 1),
+        hosted("c. in-process, hosted", single, "inprocess"),
         case("c. in-process, empty nodes", "empty", single, 5, engine="inprocess"),
         case("c. in-process, a node a client", "hosted", single, 5, engine="inprocess", num_nodes="clients"),
         # Once more, in case the machine was not the same all along.
@@ -129,16 +129,29 @@ def _run(case: Case, command: list[str]) -> Record:
         return record | {"error": last[:300]}
     result = json.loads(output.strip().splitlines()[-1])
     seconds = result["seconds"]
-    later = median(seconds[1:] or seconds)
+    later = _later(seconds)
     return record | {
         "startup": result["ready"] - began,
-        "first_round": seconds[0],
+        "seconds": seconds,
         "round": later,
-        "total": time.time() - began,
         "clients_per_second": case.num_clients / later,
         "bytes_per_client": result.get("bytes_per_client"),
         "peak_memory": peak[-1] or None,
     }
+
+
+def _later(seconds: Sequence[float]) -> float:
+    """Seconds of a round after the first."""
+    return median(seconds[1:] or seconds)
+
+
+def _floor(records: Sequence[Record], kind: str = "") -> float | None:
+    """The faster of one and two threads, over all times it was run."""
+    seconds: dict[str, list[float]] = {}
+    for record in records:
+        if record["name"].startswith("a. floor") and kind in record["name"] and "error" not in record:
+            seconds.setdefault(record["name"], []).extend(record["seconds"][1:] or record["seconds"])
+    return min(map(median, seconds.values()), default=None)
 
 
 def targets(records: Sequence[Record], clients: int) -> list[tuple[str, float | None, str]]:
@@ -160,10 +173,9 @@ def targets(records: Sequence[Record], clients: int) -> list[tuple[str, float | 
     def ratio(a: float | None, b: float | None) -> float | None:
         return None if a is None or b is None else a / b
 
-    floors = [r["round"] for r in records if r["name"].startswith("a. floor") and "error" not in r]
-    singles = [r["round"] for r in records if r["name"] == "a. floor, 1 thread" and "error" not in r]
-    floor, single = min(floors, default=None), min(singles, default=None)
+    floor, single = _floor(records), _floor(records, "1 thread")
     empty = min((r["round"] for (name, _), r in found.items() if name == "d. Ray, empty round"), default=None)
+    tenth = found.get(("d. Ray, moments", clients))
     rows = [
         ("Ray, moments: round / floor", ratio(of("d. Ray, moments", clients), floor), "≤ 2.5"),
         ("Ray, rows: round / floor", ratio(of("d. Ray, rows", clients), floor), "≤ 7"),
@@ -173,7 +185,11 @@ def targets(records: Sequence[Record], clients: int) -> list[tuple[str, float | 
         name = f"Ray, exact law, {size:,} clients: round / empty round"
         rows.append((name, ratio(of("d. Ray, exact law", size), empty), "≤ 1.5"))
     rows += [
-        ("Ray, moments: start-up, seconds", of("d. Ray, moments", clients, "startup"), "< 20"),
+        (
+            "Ray, moments: ten rounds with start-up, seconds",
+            None if tenth is None else tenth["startup"] + sum(tenth["seconds"][:10]),
+            "< 20",
+        ),
         (
             "Ray, moments: peak memory of all processes, GiB",
             ratio(of("d. Ray, moments", clients, "peak_memory"), 2.0**30),
@@ -204,8 +220,7 @@ def targets(records: Sequence[Record], clients: int) -> list[tuple[str, float | 
 
 def markdown(records: Sequence[Record], clients: int, machine: str) -> str:
     """The table and the targets, as Markdown."""
-    floors = [r["round"] for r in records if r["name"].startswith("a. floor") and "error" not in r]
-    floor = min(floors, default=float("nan"))
+    floor = _floor(records) or float("nan")
     lines = [
         machine,
         "",
@@ -257,7 +272,7 @@ def main(
     ),
     clients: Annotated[int, typer.Option(help="Clients of the large cases.")] = 1_000_000,
     features: Annotated[int, typer.Option(help="Features of each.")] = 9,
-    rounds: Annotated[int, typer.Option(help="Rounds of the fast cases.")] = 10,
+    rounds: Annotated[int, typer.Option(help="Rounds of the fast cases.")] = 20,
     stock: Annotated[str, typer.Option(help="Clients of the stock layout.")] = "500,1000,2000",
     single: Annotated[int, typer.Option(help="Clients with a node each, in process.")] = 10_000,
     only: Annotated[str, typer.Option(help="Run the cases whose name contains this.")] = "",

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -69,7 +70,7 @@ def hosted(
     num_features: int,
     num_rounds: int,
     engine: str,
-    num_nodes: int | str,
+    num_nodes: int | str = "auto",
     payload: str = "auto",
     sampling: str = "rows",
     precision: str = "float64",
@@ -95,12 +96,11 @@ def hosted(
         num_clients=num_clients,
         num_features=num_features,
     )
-    # In this process, a thread for each node that hosts many.
-    nodes = num_clients if num_nodes == "clients" else int(num_nodes)
-    threads = min(os.cpu_count() or 1, nodes) if nodes < 100 else 1
-    cpus = threads if engine == "inprocess" else None
-    host = Engine(engine, nodes, num_cpus=cpus, payload=payload, sampling=sampling, precision=precision)
+    # In this process, a thread for each processor where nodes host many.
+    cpus = (1 if num_nodes == "clients" else os.cpu_count() or 1) if engine == "inprocess" else None
+    host = Engine(engine, num_nodes, num_cpus=cpus, payload=payload, sampling=sampling, precision=precision)
     layout = host.layout(num_clients)
+    host = replace(host, num_nodes=layout.num_nodes)
     strategy = ModulatedStrategy(
         mode="iterative",
         payload=layout.payload,

@@ -34,6 +34,14 @@ _CLIENT_APP_RAISED = 2
 _PULL_INTERVAL = 0.002
 _FEW_NODES = 100
 
+# Without these glibc gives the memory of a large message back after each, and takes it anew page by page:
+# to write a reply then costs as much as to draw its noise.
+_KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
+    "MALLOC_TRIM_THRESHOLD_": str(2**30),
+    "MALLOC_TOP_PAD_": str(2**26),
+}
+
 OnReply = Callable[[int, int], None]
 
 
@@ -220,7 +228,7 @@ def _start_ray(engine: Engine, num_nodes: int) -> None:
         options["address"] = engine.address
     try:
         _check_reachable(engine.address)  # Ray itself tries for minutes
-        with _inherited_path():
+        with _worker_environment():
             ray.init(**options)
     except (OSError, ValueError, RuntimeError) as error:
         if engine.address is None:
@@ -238,21 +246,26 @@ def _start_ray(engine: Engine, num_nodes: int) -> None:
 
 
 @contextmanager
-def _inherited_path() -> Iterator[None]:
-    """Let the workers of a Ray that starts here import what this process imports.
+def _worker_environment() -> Iterator[None]:
+    """What the workers of a Ray that starts here inherit: this process's path, and how they keep memory.
 
     By environment: a runtime_env would make Ray start all workers anew, which takes seconds.
     Those of a cluster look in this directory and in their own environment.
     """
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    wanted = {"PYTHONPATH": path} | {
+        name: value for name, value in _KEEP_MEMORY.items() if name not in os.environ
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _check_reachable(address: str | None) -> None:

@@ -20,8 +20,9 @@ SAMPLINGS = ("rows", "moments")
 
 # A node with fewer rows costs more in messages than its processor saves.
 _FEWEST_ROWS = 10_000
-# A node with more keeps a processor for seconds, and its reply is a single message.
-_MOST_ROWS = 1_000_000
+# A node with more keeps a processor for seconds. One that sends rows sends them in a single message: some ten
+# megabytes each are handled faster, and while other nodes still draw.
+_MOST_ROWS = {"moments": 1_000_000, "rows": 125_000}
 # Beyond so many rows a server that keeps them all is slower than the noise is to draw.
 _MOST_ROWS_SENT = 100_000
 
@@ -111,12 +112,12 @@ class Engine:
             payload = "rows" if num_clients <= _MOST_ROWS_SENT else "moments"
         else:
             payload = "rows" if self.payload == "rows" else "moments"
-        return Layout(self._nodes(num_clients), payload, self.sampling, self.precision)
+        return Layout(self._nodes(num_clients, payload), payload, self.sampling, self.precision)
 
-    def _nodes(self, num_clients: int) -> int:
+    def _nodes(self, num_clients: int, payload: Payload) -> int:
         if isinstance(self.num_nodes, int):
             return self.num_nodes
         if self.num_nodes == "clients":
             return num_clients
         processors = self.num_cpus or os.cpu_count() or 1
-        return max(min(processors, num_clients // _FEWEST_ROWS), -(-num_clients // _MOST_ROWS), 1)
+        return max(min(processors, num_clients // _FEWEST_ROWS), -(-num_clients // _MOST_ROWS[payload]), 1)

@@ -178,6 +178,7 @@ class TestSumsOfBlocks:
         ({"num_nodes": "auto", "num_cpus": 8}, 30_000, Layout(3, "rows", "rows")),
         ({"num_nodes": "auto", "num_cpus": 8}, 1_000_000, Layout(8, "moments", "rows")),
         ({"num_nodes": "auto", "num_cpus": 8}, 10_000_001, Layout(11, "moments", "rows")),
+        ({"num_nodes": "auto", "num_cpus": 2, "payload": "rows"}, 1_000_000, Layout(8, "rows", "rows")),
         ({"payload": "rows"}, 10**6, Layout(4, "rows", "rows")),
         ({"payload": "moments"}, 10, Layout(4, "moments", "rows")),
         ({"sampling": "moments"}, 10, Layout(4, "moments", "moments")),
