@@ -220,7 +220,7 @@ def targets(records: Sequence[Record], clients: int) -> list[tuple[str, float | 
 
 def markdown(records: Sequence[Record], clients: int, machine: str) -> str:
     """The table and the targets, as Markdown."""
-    floor = _floor(records) or float("nan")
+    floor, failed = _floor(records), any("error" in record for record in records)
     lines = [
         machine,
         "",
@@ -232,7 +232,7 @@ def markdown(records: Sequence[Record], clients: int, machine: str) -> str:
         if "error" in record:
             lines.append(f"| {name} | {size} | failed: {record['error']} | | | | | |")
             continue
-        against = f"{record['round'] / floor:.2f}" if record["num_clients"] == clients else ""
+        against = f"{record['round'] / floor:.2f}" if floor and record["num_clients"] == clients else ""
         memory, sent = record["peak_memory"], record["bytes_per_client"]
         lines.append(
             f"| {name} | {size} | {record['round']:.3g} | {against} | {record['clients_per_second']:,.0f} "
@@ -241,7 +241,8 @@ def markdown(records: Sequence[Record], clients: int, machine: str) -> str:
         )
     lines += ["", "| target | here | asked |", "|---|--:|--:|"]
     for name, value, bound in targets(records, clients):
-        lines.append(f"| {name} | {'–' if value is None else format(value, ',.3g')} | {bound} |")
+        if value is not None or failed:  # the others belong to cases that were not asked for
+            lines.append(f"| {name} | {'–' if value is None else format(value, ',.3g')} | {bound} |")
     return "\n".join(lines) + "\n"
 
 

@@ -61,6 +61,11 @@ def _short(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+def _in_usual_order(records: Sequence[Record]) -> list[Record]:
+    """By method; parallel runs finish in any order."""
+    return sorted(records, key=lambda record: METHODS.index(record["method"]))
+
+
 def series(
     records: Sequence[Record],
     name: Callable[[Record], str] | None = None,
@@ -68,9 +73,8 @@ def series(
 ) -> Series:
     """Values of the private runs by series and ε; methods in their usual order."""
     name = name or distinguishing_name(records)
-    ordered = sorted(records, key=lambda record: METHODS.index(record["method"]))
     grouped: Series = {}
-    for record in ordered:
+    for record in _in_usual_order(records):
         if record["epsilon"] is not None:
             grouped.setdefault(name(record), defaultdict(list))[record["epsilon"]].append(record[value])
     return {key: dict(values) for key, values in grouped.items()}
@@ -111,6 +115,7 @@ def guarantee_caption(records: Sequence[Record]) -> str:
     private = [record for record in records if record["epsilon"] is not None]
     if not private:
         return "Not private."
+    private = _in_usual_order(private)
     relations: dict[str, list[str]] = defaultdict(list)
     for record in private:
         stated = record["relation"]
