@@ -493,6 +493,7 @@ def test_threads_change_nothing_and_replies_keep_their_order(task_identity: None
         name = study.CellTable.of([SMALL]).name(SMALL, SMALL.seed)
         content = Request(1, Modulation(), np.zeros((2, 0)), study=name).to_recorddict()
         replies = list(grid.send_and_receive([Message(content, node, "train") for node in range(12, 0, -1)]))
+        assert [reply.error.reason for reply in replies if reply.has_error()] == []
         arrays = [reply.content.array_records["fitres.parameters"] for reply in replies]
         released = [record.to_numpy_ndarrays()[0].tobytes() for record in arrays]
         return [reply.metadata.src_node_id for reply in replies], released, progress
