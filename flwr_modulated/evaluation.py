@@ -171,4 +171,6 @@ def _ratio_mean(sample: Sample, totals: FloatArray) -> tuple[float, float]:
     mean = float(totals.sum() / weight)
     gaps = totals - mean * sample.weights
     g = sample.effective_units
+    if g <= 1.0:  # a single unit has all the weight, and says nothing of the spread
+        return mean, float("nan")
     return mean, float(np.sqrt((gaps @ gaps) * g / (g - 1.0)) / weight)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from ._typing import Accounting, FloatArray, OnExhausted, Sensitivity
 from ._validate import check_choice, check_int, check_matrix, check_real, check_vector
-from .errors import InvalidParameterError, RequestRefusedError
+from .errors import InvalidDataError, InvalidParameterError, RequestRefusedError
 from .mechanism import Mechanism
 from .modulation import Modulation, check_directions
 from .noise import NoiseSource
@@ -108,11 +108,15 @@ class Columns:
         """
         rows = check_matrix("features", features, num_columns=len(self.centre))
         targets = check_vector("labels", labels, length=rows.shape[0])
-        with np.errstate(over="ignore"):  # an infinite entry is refused before it is released
-            return (
-                (rows - np.array(self.centre)) / np.array(self.scale),
-                (targets - self.label_centre) / self.label_scale,
-            )
+        with np.errstate(over="ignore"):  # the checks say it better
+            rows = (rows - np.array(self.centre)) / np.array(self.scale)
+            targets = (targets - self.label_centre) / self.label_scale
+        for name, values in (("features", rows), ("labels", targets)):
+            if not np.isfinite(values).all():
+                raise InvalidDataError(
+                    f"standardised {name} must be finite; check the centre and scale of the columns"
+                )
+        return rows, targets
 
 
 @dataclass(frozen=True, slots=True)

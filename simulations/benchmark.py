@@ -218,8 +218,8 @@ def targets(records: Sequence[Record], clients: int) -> list[tuple[str, float | 
     return rows
 
 
-def markdown(records: Sequence[Record], clients: int, machine: str) -> str:
-    """The table and the targets, as Markdown."""
+def markdown(records: Sequence[Record], clients: int, machine: str, *, with_targets: bool = True) -> str:
+    """The table and, since they are for sizes in full, perhaps the targets, as Markdown."""
     floor, failed = _floor(records), any("error" in record for record in records)
     lines = [
         machine,
@@ -239,6 +239,8 @@ def markdown(records: Sequence[Record], clients: int, machine: str) -> str:
             f"| {record['startup']:.1f} | {'' if memory is None else format(memory / 2**20, ',.0f')} "
             f"| {'' if sent is None else format(sent, '.3g')} |"
         )
+    if not with_targets:
+        return "\n".join(lines) + "\n"
     lines += ["", "| target | here | asked |", "|---|--:|--:|"]
     for name, value, bound in targets(records, clients):
         if value is not None or failed:  # the others belong to cases that were not asked for
@@ -278,7 +280,9 @@ def main(
     single: Annotated[int, typer.Option(help="Clients with a node each, in process.")] = 10_000,
     only: Annotated[str, typer.Option(help="Run the cases whose name contains this.")] = "",
     pfl_python: Annotated[str | None, typer.Option(help="Interpreter of an environment with pfl.")] = None,
-    quick: Annotated[bool, typer.Option(help="A hundredth of the clients, one stock size.")] = False,
+    quick: Annotated[
+        bool, typer.Option(help="A hundredth of the clients, one stock size, no targets.")
+    ] = False,
 ) -> None:
     """Run the benchmark."""
     if quick:
@@ -300,7 +304,7 @@ def main(
         console.print("pfl is not installed: left out")
     elif only in "g. pfl, local DP":
         keep(run_pfl(python, single, features))
-    text = markdown(records, clients, machine())
+    text = markdown(records, clients, machine(), with_targets=not quick)
     (output / "benchmark.md").write_text(text, encoding="utf-8")
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 

@@ -35,7 +35,10 @@ register()
 @hydra.main(version_base="1.3", config_path=CONF_DIR, config_name="config")
 def main(config: DictConfig) -> None:
     """Run the grid and report it."""
-    with exit_on_error():
+    output = HydraConfig.get().runtime.output_dir
+    with exit_on_error(
+        f"interrupted; the same command with hydra.run.dir={output} goes on from what is finished"
+    ):
         _compare(config)
 
 

@@ -7,9 +7,12 @@ its private task identity.
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -122,7 +125,7 @@ class InProcessGrid(Grid):
         messages = list(messages)
         if self._num_threads == 1:
             return self._counted(map(self._call, messages), len(messages))
-        with ThreadPoolExecutor(self._num_threads) as pool:
+        with _collection_held_off(), ThreadPoolExecutor(self._num_threads) as pool:
             return self._counted(pool.map(self._call, messages), len(messages))
 
     def _counted(self, replies: Iterable[Message], total: int) -> list[Message]:
@@ -139,6 +142,23 @@ class InProcessGrid(Grid):
         except Exception:
             reason = traceback.format_exc()
             return Message(Error(_CLIENT_APP_RAISED, reason), reply_to=message)
+
+
+@contextmanager
+def _collection_held_off() -> Iterator[None]:
+    """No garbage collection while threads parse array headers, which it breaks before Python 3.11.8.
+
+    ``ast.literal_eval`` counts its depth for all threads together, and a finalizer lets another
+    thread in (CPython issue 106905): one message in many thousands would fail.
+    """
+    if sys.version_info >= (3, 11, 8) or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @contextmanager
@@ -195,16 +215,25 @@ def _run_on_ray(
     from flwr.simulation import run_simulation
 
     server_app = ServerApp()
+    interrupted = threading.Event()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
         if num_nodes <= _FEW_NODES and hasattr(grid, "pull_interval"):
             grid.pull_interval = _PULL_INTERVAL
+        pull = grid.pull_messages
+
+        def pull_unless_interrupted(message_ids: Iterable[str]) -> Iterable[Message]:
+            if interrupted.is_set():
+                raise RuntimeError("interrupted")
+            return pull(message_ids)
+
+        grid.pull_messages = pull_unless_interrupted  # type: ignore[method-assign]
         server(PersistentGrid(grid))
 
     getLogger("ray").setLevel(ERROR)
     _start_ray(engine, num_nodes)
-    with _quiet_runtime():
+    with _quiet_runtime(), _interrupts_as(interrupted):
         run_simulation(
             server_app=server_app,
             client_app=client_app,
@@ -212,6 +241,32 @@ def _run_on_ray(
             # A dead worker stays in Flower's pool, and would fail every message handed to it.
             backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0, "max_restarts": 3}},
         )
+
+
+@contextmanager
+def _interrupts_as(interrupted: threading.Event) -> Iterator[None]:
+    """On Ctrl-C let the server stop between two looks for replies, and Flower's runtime after it.
+
+    Flower's own threads would wait for one another for ever. A second Ctrl-C stops at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(number: int, frame: object) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    except Exception:
+        if not interrupted.is_set():
+            raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted.is_set():
+        raise KeyboardInterrupt
 
 
 def _start_ray(engine: Engine, num_nodes: int) -> None:
@@ -224,6 +279,7 @@ def _start_ray(engine: Engine, num_nodes: int) -> None:
     if engine.address is None:
         options["num_cpus"] = min(engine.num_cpus or os.cpu_count() or 1, num_nodes)
         options["include_dashboard"] = False
+        options["address"] = "local"  # not whatever Ray somebody has started on this machine
     else:
         options["address"] = engine.address
     try:

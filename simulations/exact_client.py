@@ -64,8 +64,8 @@ class ExactLawClient(NumPyClient):
     def _noise_free(self, mechanism: Mechanism, request: Request, rng: np.random.Generator) -> Moments:
         relation = mechanism.guarantee.relation
         key = (self._key, request.modulation, relation)
-        if key in _KEPT:
-            return _KEPT[key]
+        if (kept := _KEPT.get(key)) is not None:  # one look: another thread may clear it
+            return kept
         features, labels = self._load()
         moments = noise_free_moments(
             mechanism,

@@ -116,6 +116,11 @@ class Engine:
 
     def _nodes(self, num_clients: int, payload: Payload) -> int:
         if isinstance(self.num_nodes, int):
+            if self.num_nodes > num_clients:
+                raise InvalidParameterError(
+                    f"engine.num_nodes must be at most the number of clients {num_clients}, "
+                    f"got {self.num_nodes}; give engine.num_nodes=clients for a node each"
+                )
             return self.num_nodes
         if self.num_nodes == "clients":
             return num_clients

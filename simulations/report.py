@@ -16,6 +16,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from flwr_modulated import InvalidParameterError
+
 from .ablation import ablation
 from .comparison import comparison_figure, comparison_sheets
 from .matched import matched
@@ -89,7 +91,12 @@ def write_report(report: Report, name: str, output: Path) -> list[Path]:
     list of pathlib.Path
         What was written.
     """
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidParameterError(
+            f"the output directory {output} cannot be made ({type(error).__name__}); choose another"
+        ) from None
     written = [output / f"{name}.md"]
     written[0].write_text("\n".join(sheet.markdown() for sheet in report.sheets), encoding="utf-8")
     for index, sheet in enumerate(report.sheets, start=1):

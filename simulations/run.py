@@ -2,7 +2,7 @@
 
 Appends one JSON record to ``records.jsonl`` in Hydra's output directory. Sweeps with ``-m``, and
 ``python -m simulations.report multirun`` gathers them. The launchers and the sweeper come with
-``pip install hydra-joblib-launcher hydra-ray-launcher hydra-optuna-sweeper``:
+``pip install -e '.[simulation,launchers]'``:
 
 - one after another: ``-m guarantee.epsilon=0.5,1,2,4,8 method=auto,iterative``;
 - on processes: add ``engine=inprocess hydra/launcher=joblib hydra.launcher.n_jobs=2``. With
@@ -15,6 +15,7 @@ Appends one JSON record to ``records.jsonl`` in Hydra's output directory. Sweeps
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import hydra
@@ -22,6 +23,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import Progress
+
+from flwr_modulated import InvalidParameterError
 
 from .experiment import run_experiment
 from .records import RECORDS
@@ -31,12 +34,16 @@ from .settings import CONF_DIR, exit_on_error, read_cell, read_engine, register
 register()
 
 _MANY_NODES = 1000
+_FOR_COMPARE = ("tasks", "methods", "epsilons", "num_splits", "variants", "workers", "experiment")
 
 
 @hydra.main(version_base="1.3", config_path=CONF_DIR, config_name="config")
 def main(config: DictConfig) -> float:
     """Run the configured cell; a sweeper gets its R² on the validation split."""
-    directory = Path(HydraConfig.get().runtime.output_dir)
+    hydra_config = HydraConfig.get()
+    directory = Path(hydra_config.runtime.output_dir)
+    with exit_on_error():
+        _refuse_grids(hydra_config.overrides.task)
     console = Console()
     quiet = not console.is_terminal
     with exit_on_error(), Progress(console=console, transient=True, disable=quiet) as progress:
@@ -52,6 +59,16 @@ def main(config: DictConfig) -> float:
     console.print(records_table([record]))
     console.print(f"record: {directory / RECORDS}")
     return float(record["r2_validation"])
+
+
+def _refuse_grids(overrides: Iterable[str]) -> None:
+    """What describes a grid would be lost here."""
+    for override in overrides:
+        if override.lstrip("+~").split("=", 1)[0] in _FOR_COMPARE:
+            raise InvalidParameterError(
+                f"{override}: run runs one cell; use `python -m simulations.compare {override}`, "
+                "or sweep with -m"
+            )
 
 
 if __name__ == "__main__":

@@ -234,6 +234,11 @@ class Cell:
                 "task.num_clients and task.num_features must be at least 1 for the synthetic task, "
                 f"got {self.num_clients} and {self.num_features}"
             )
+        if self.task != SYNTHETIC and (self.num_clients or self.num_features):
+            raise InvalidParameterError(
+                f"task.num_clients and task.num_features are for task=synthetic; {self.task} has a client "
+                "for each of its rows, and its own features"
+            )
         check_name("method.name", self.method_name, METHODS)
         check_name("guarantee.relation", self.relation, RELATIONS)
         if self.seed < 0:
@@ -332,10 +337,12 @@ def read_cell(config: DictConfig) -> Cell:
 
 
 @contextmanager
-def exit_on_error() -> Iterator[None]:
-    """Turn this package's errors, which say what to do, into a message without traceback."""
+def exit_on_error(interrupted: str = "interrupted") -> Iterator[None]:
+    """Turn this package's errors, which say what to do, into a message without traceback, and Ctrl-C."""
     try:
         yield
+    except KeyboardInterrupt:
+        raise SystemExit(interrupted) from None
     except ModulatedError as error:
         cell = "".join(f" [{note}]" for note in getattr(error, "__notes__", ()))
         raise SystemExit(f"{type(error).__name__}: {error}{cell}") from None

@@ -6,6 +6,7 @@ import logging
 import struct
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from flwr.client import Client
 from flwr.clientapp import ClientApp
 
 from flwr_modulated import (
+    Columns,
     Distance,
     Guarantee,
     InvalidDataError,
     InvalidParameterError,
+    Ledger,
     ModulatedClient,
     Modulation,
     Policy,
@@ -402,3 +405,28 @@ def test_flower_answers_that_it_is_not_implemented(message_type: str, prefix: st
 def test_a_device_needs_a_ledger_or_says_that_it_simulates() -> None:
     with pytest.raises(InvalidParameterError, match="ledger must be given on a device"):
         ModulatedClient(load, POLICY)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (
+            Policy(
+                Guarantee(2.0, 1e-5, Distance(1.0)),
+                columns=Columns(centre=(0.0,), scale=(1e-300,)),
+            ),
+            "standardised features must be finite",
+        ),
+        (Policy(Guarantee(2.0, 1e-5, ReplaceRecord(2.0, label_scale=1e-300))), "features must be finite"),
+    ],
+    ids=["standardised", "joined"],
+)
+def test_what_overflows_is_refused_before_it_is_paid_for(policy: Policy, words: str, tmp_path: Path) -> None:
+    """The values are finite; what would be released of them is not."""
+    ledger = Ledger(tmp_path / "ledger.db")
+    client = ModulatedClient(lambda: ([[1e10]], [1e10]), policy, ledger=ledger)
+    columns = 1 + policy.guarantee.relation.hides_labels
+    content = Request(1, Modulation(), np.zeros((columns, 0))).to_recorddict()
+    with pytest.raises(RequestRefusedError, match=words):
+        client.fit([np.zeros((columns, 0))], dict(content.config_records["fitins.config"]))
+    assert not (tmp_path / "ledger.db").exists()

@@ -309,6 +309,11 @@ SUM_LIES: dict[str, tuple[Lie, str]] = {
         lambda a, i: edited(a, gram=opposed(np.sqrt(a[0].diagonal()))),
         "sums that no rows have",
     ),
+    "products beyond subnormal squares": (
+        # Scaled to a unit diagonal they are infinite, where LAPACK gives up.
+        lambda a, i: edited(a, gram=np.where(np.eye(D) > 0, 1e-320, 1e59), cross=0 * a[1], total=0 * a[2]),
+        "sums that no rows have",
+    ),
     "huge products with labels": (lambda a, i: edited(a, cross=a[1] + 1e9), "sums that no rows have"),
     "a huge total": (lambda a, i: edited(a, total=a[2] + 1e9), "sums that no rows have"),
     "a huge label sum": (lambda a, i: edited(a, label_sum=1e9), "sums that no rows have"),

@@ -20,7 +20,17 @@ from fakes import FakeGrid, error_reply, rows_content
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
-from flwr_modulated import InsufficientRepliesError, InvalidParameterError, ModulatedStrategy
+from flwr_modulated import (
+    Distance,
+    Guarantee,
+    InsufficientRepliesError,
+    InvalidParameterError,
+    Ledger,
+    ModulatedClient,
+    ModulatedStrategy,
+    Modulation,
+    Policy,
+)
 from flwr_modulated.flower import outputs, server_app
 
 pytestmark = pytest.mark.usefixtures("task_identity")
@@ -300,3 +310,45 @@ def record_of(config: dict[str, Any]) -> dict[str, Any]:
 
     lines = (Path(config["output"]) / "records.jsonl").read_text(encoding="utf-8").splitlines()
     return json.loads(lines[-1])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_an_iterative_study_that_stopped_for_too_few_asks_for_the_same_releases(
+    pool: bool, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Modulated, and the budget is for three releases: another frame in round 2 would be one too many.
+
+    A release that counted twice would be in the sums of the pooled study.
+    """
+    policy = Policy(Guarantee(8.0, 1e-5, Distance(1.0)), num_releases=3)
+    clients = {}
+    for node in range(4):
+        data = rng.standard_normal((1, 2)), rng.standard_normal(1)
+        ledger = Ledger(tmp_path / f"{node}.db")
+        clients[node] = ModulatedClient(lambda data=data: data, policy, ledger=ledger)
+    away: set[tuple[int, int]] = {(3, 2)}
+
+    def answer(message: Message) -> Message | None:
+        node = message.metadata.dst_node_id
+        round_ = message.content.config_records["fitins.config"]["server-round"]
+        return None if (node, round_) in away else clients[node].train(message)
+
+    def run(**options: Any) -> ModulatedStrategy:
+        strategy = study(
+            mode="iterative",
+            pool=pool,
+            modulation=Modulation(0.2, 0.2, 0.5, 1),
+            min_replies=4,
+            evaluation_folds=0,
+            **options,
+        )
+        start(strategy, FakeGrid(answer, list(clients)), num_rounds=3)
+        return strategy
+
+    with pytest.raises(InsufficientRepliesError, match="round 2: 3 valid replies of 4"):
+        run(checkpoint=tmp_path / "study.npz")
+    away.clear()
+    resumed, undisturbed = run(checkpoint=tmp_path / "study.npz"), run()
+    assert resumed.debiased is not None
+    assert resumed.debiased.num_samples == (12 if pool else 4)
+    np.testing.assert_array_equal(resumed.iterates, undisturbed.iterates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import math
@@ -23,7 +24,9 @@ from typing import Any
 import numpy as np
 import pytest
 import ray_kill
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from fakes import FakeGrid, error_reply
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +35,7 @@ from test_exact_law import faults
 from flwr_modulated import (
     Distance,
     Guarantee,
+    InsufficientRepliesError,
     InvalidDataError,
     InvalidParameterError,
     Mechanism,
@@ -391,6 +395,21 @@ def test_a_study_of_float32_rows_costs_half_and_agrees() -> None:
     assert short["beta"] != long["beta"]
 
 
+@pytest.mark.parametrize(("columns", "precision"), [(1, "float64"), (2, "float32")])
+def test_a_single_column_is_not_rounded(columns: int, precision: str, task_identity: None) -> None:
+    """Among thousands of devices two would round to the same four bytes, and count as one."""
+    asked = []
+
+    def answer(message: Message) -> Message:
+        asked.append(message.content.config_records["fitins.config"]["precision"])
+        return error_reply(message, "enough")
+
+    strategy = ModulatedStrategy(precision="float32", min_available_nodes=2)
+    with pytest.raises(InsufficientRepliesError):
+        strategy.start(FakeGrid(answer), ArrayRecord([np.zeros(columns)]), num_rounds=1)
+    assert asked == [precision, precision]
+
+
 def test_other_precisions_are_refused() -> None:
     with pytest.raises(RequestRefusedError, match="precision must be one of float64, float32"):
         answer("float16")
@@ -502,6 +521,23 @@ def test_threads_change_nothing_and_replies_keep_their_order(task_identity: None
     assert one == three
     assert one[0] == list(range(12, 0, -1))
     assert one[2] == [(done, 12) for done in range(1, 13)]
+
+
+def test_no_collection_while_threads_read_headers(task_identity: None) -> None:
+    """Before Python 3.11.8; and it goes on afterwards."""
+    enabled = []
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        enabled.append(gc.isenabled())
+        return Message(message.content, reply_to=message)
+
+    for threads in (1, 3):
+        grid = InProcessGrid(app, 2, num_threads=threads)
+        grid.send_and_receive([Message(RecordDict(), node, "train") for node in (1, 2)])
+    assert enabled == [True, True] + 2 * [sys.version_info >= (3, 11, 8)]
+    assert gc.isenabled()
 
 
 # Workers that die

@@ -6,8 +6,10 @@ import itertools
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,14 +27,16 @@ from scipy import optimize, stats
 
 from flwr_modulated import InsufficientRepliesError, InvalidParameterError
 from flwr_modulated.datasets import partition
+from simulations import run
 from simulations.baselines import LocalDpClient, fedavg_for_numpy_clients
 from simulations.comparison import comparison_sheets
 from simulations.engines import run_federation
 from simulations.grid import read_grid
 from simulations.local_dp import LocalDp, clipped_gradients
-from simulations.report import records_table
+from simulations.report import records_table, write_report
 from simulations.settings import CONF_DIR, Cell, Engine, read_cell, read_engine, register
 from simulations.study import local_dp_multiplier, run_study
+from simulations.study_reports import Report
 
 ROOT = Path(CONF_DIR).parent
 INPROCESS = Engine("inprocess", 4)
@@ -353,10 +357,9 @@ def test_cells_in_one_study_keep_their_own_settings(hydra: None) -> None:
     assert len({tuple(record["beta"]) for record in together}) == len(cells)
 
 
-def test_more_nodes_than_rows_stop_the_run_with_the_reason_and_the_cell(hydra: None) -> None:
-    with pytest.raises(InsufficientRepliesError, match=r"num_partitions|could not|partitions") as caught:
+def test_more_nodes_than_clients_stop_before_the_run(hydra: None) -> None:
+    with pytest.raises(InvalidParameterError, match=r"engine\.num_nodes must be at most .* 504, got 505"):
         run_study([cell_of("task=modechoice", "seed=7")], Engine("inprocess", 505))
-    assert "modechoice auto ε=2 seed=7" in caught.value.__notes__
 
 
 # Local DP FedAvg
@@ -706,3 +709,42 @@ def test_no_epsilon_is_shown_without_delta_relation_accounting_and_unit() -> Non
                 for value in {record[key] for record in records}:
                     assert (f"{value:g}" if key == "delta" else value) in flat
             assert "unit row" in flat
+
+
+# What would be lost, and what stops
+
+
+@pytest.mark.parametrize("override", ["num_splits=3", "methods=[ridge]", "+experiment=paper", "epsilons=[1]"])
+def test_run_refuses_what_only_compare_reads(override: str) -> None:
+    with pytest.raises(InvalidParameterError, match=r"run runs one cell; use .*compare"):
+        run._refuse_grids(["task=fair", override])
+    run._refuse_grids(["task=fair", "guarantee.epsilon=1", "method=ridge", "method.penalty=2"])
+
+
+@pytest.mark.usefixtures("hydra")
+def test_clients_of_a_real_task_cannot_be_chosen() -> None:
+    with pytest.raises(InvalidParameterError, match=r"task\.num_clients .* are for task=synthetic"):
+        cell_of("task=fair", "task.num_clients=100")
+
+
+def test_an_output_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidParameterError, match=r"the output directory .* cannot be made"):
+        write_report(Report([], {}), "x", tmp_path / "file")
+
+
+@pytest.mark.simulation
+def test_ctrl_c_stops_a_grid_on_ray_and_says_how_it_goes_on(tmp_path: Path) -> None:
+    """Flower's own threads would wait for one another for ever."""
+    command = [sys.executable, "-m", "simulations.compare", "num_splits=50", f"hydra.run.dir={tmp_path}"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        records = tmp_path / "records.jsonl"
+        deadline = time.monotonic() + 120
+        while not (records.exists() and records.read_bytes().count(b"\n")) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"hydra.run.dir={tmp_path}" in output.decode().replace("\n", "")
+    assert b"Traceback" not in output
+    assert all(json.loads(line)["r2"] is not None for line in records.read_text().splitlines())

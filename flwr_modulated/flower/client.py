@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from .._blocks import blocks_of
 from .._typing import FloatArray
-from .._validate import check_matrix, check_vector
+from .._validate import check_matrix, check_vector, require_finite
 from ..errors import InvalidDataError, InvalidParameterError, ModulatedError, RequestRefusedError
 from ..ledger import Ledger, Release
 from ..moments import Moments
@@ -188,13 +188,14 @@ class ModulatedClient(NumPyClient):
             raise InvalidDataError(
                 f"the study releases {request.num_columns} column(s), this device has {records.shape[1]}"
             )
+        require_finite("features", records)  # joining may overflow; nothing is spent on what cannot be sent
         directions = self._policy.check(
             request.modulation, request.directions, num_rows=len(records), num_columns=records.shape[1]
         )
 
         public_labels = None if relation.hides_labels else labels
         mechanism = self._policy.mechanism(request.modulation)
-        # What it refuses it refuses here, before anything is spent; noise is drawn as blocks are asked for.
+        # Noise is drawn as blocks are asked for: from here on only a modulation that overflows is refused.
         blocks = mechanism.release_blocks(records, directions, rng=self._rng(request.server_round))
         parts, shape, noise_std = blocks, records.shape, mechanism.noise_std
         if self._ledger is not None:
@@ -220,5 +221,5 @@ class ModulatedClient(NumPyClient):
         features, labels = self._load()
         if self._policy.columns is not None:
             return self._policy.columns.standardise(features, labels)
-        rows = check_matrix("features", features)
+        rows = check_matrix("features", features, finite=False)  # the joined records are checked
         return rows, check_vector("labels", labels, length=rows.shape[0])

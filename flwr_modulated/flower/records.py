@@ -175,7 +175,7 @@ class RowsReply:
         Released rows g̃, each with its label; without it for joint records, whose label
         is inside the released row. float32 where the request asks for it: rounding what
         is released is post-processing, which takes nothing from the guarantee, and moves
-        each number by less than 6e-8 of itself.
+        each number by less than 6e-8 of itself, or 1e-45.
     noise_std : float
         σ, standard deviation of the noise of each coordinate of all rows.
     joint : bool, default False

@@ -218,6 +218,7 @@ class StudyState:
                     "study": request.study,
                     "payload": request.payload,
                     "release_index": request.release_index,
+                    "precision": request.precision,
                     "modulation": [
                         modulation.alpha,
                         modulation.amplitude,
@@ -268,6 +269,7 @@ class StudyState:
                         study=entry["study"],
                         payload=entry["payload"],
                         release_index=entry["release_index"],
+                        precision=entry["precision"],
                     )
                     replies = {}
                     for position, (node, server_round, entries) in enumerate(entry["replies"]):

@@ -37,6 +37,10 @@ Mode: TypeAlias = Literal["one-shot", "iterative"]
 # Flower's own logger, so that lines appear where its users look for them.
 _logger = getLogger("flwr")
 
+_REPEATED = (
+    "\t> %d releases are here already and count once: their nodes came back under new ids, "
+    "or several nodes share a ledger"
+)
 _REASONS_SHOWN = 10
 
 
@@ -196,6 +200,8 @@ class ModulatedStrategy(Strategy):
     def _begin(self, num_features: int | None) -> None:
         """Forget an earlier run, and take up a checkpoint if there is one."""
         self._rng = _public_rng(self.study) if self._given_rng is None else self._given_rng
+        # Which nodes are asked depends on who is there; the directions must not depend on that.
+        self._choice_rng = np.random.default_rng(self._rng.integers(2**63) if self.fraction_train < 1 else 0)
         self._beta = np.zeros(0)
         self._request: Request | None = None
         self._asked: set[int] = set()
@@ -210,6 +216,8 @@ class ModulatedStrategy(Strategy):
             # A one-shot study may still hear from others; iterative rounds are not run again.
             if self.mode == "iterative":
                 self._num_resumed = len(self._state.iterates)
+                if self.pool:  # a round that stopped with too few replies is asked again as a whole
+                    del self._state.rounds[self._num_resumed :]
             if self.iterates:
                 self.debiased = self._state.debias(self.label_scale)
             _logger.log(INFO, "Going on from %s: %d rounds done", self.checkpoint, len(self.iterates))
@@ -336,6 +344,7 @@ class ModulatedStrategy(Strategy):
         self._beta = beta
         if server_round <= self._num_resumed:
             _logger.log(INFO, "configure_train: round %s is in the checkpoint, asking nobody", server_round)
+            self._next_request(server_round)  # later rounds draw the same directions as without the stop
             return []
         heard = self._heard()
         if self._request is None:
@@ -392,7 +401,7 @@ class ModulatedStrategy(Strategy):
         self._refused += refused
         entry = self._round(request)
         if moved := entry.add(valid):
-            _logger.log(INFO, "\t> %d releases are here already: their nodes came back under new ids", moved)
+            _logger.log(WARNING, _REPEATED, moved)
         self._state.bytes_received += sum(
             array.nbytes for reply in valid.values() for array in reply.to_arrays()
         )
@@ -475,7 +484,9 @@ class ModulatedStrategy(Strategy):
         wanted = max(round(self.fraction_train * len(available)), self.min_train_nodes)
         if wanted >= len(open_nodes):
             return open_nodes
-        return sorted(self._rng.choice(np.array(open_nodes, dtype=object), wanted, replace=False).tolist())
+        return sorted(
+            self._choice_rng.choice(np.array(open_nodes, dtype=object), wanted, replace=False).tolist()
+        )
 
     def _next_request(self, server_round: int) -> Request:
         columns = len(self._beta) + (self.label_scale is not None)
@@ -496,7 +507,8 @@ class ModulatedStrategy(Strategy):
             study=self.study,
             payload=self.payload,
             release_index=0 if self.mode == "one-shot" else server_round - 1,
-            precision=self.precision,
+            # A rounded number of a single column is not enough to tell releases of many devices apart.
+            precision=self.precision if columns > 1 else "float64",
         )
 
     def _save(self) -> None:
