@@ -129,7 +129,7 @@ def _run(case: Case, command: list[str]) -> Record:
         return record | {"error": last[:300]}
     result = json.loads(output.strip().splitlines()[-1])
     seconds = result["seconds"]
-    later = _later(seconds)
+    later = median(_later(seconds))
     return record | {
         "startup": result["ready"] - began,
         "seconds": seconds,
@@ -140,9 +140,9 @@ def _run(case: Case, command: list[str]) -> Record:
     }
 
 
-def _later(seconds: Sequence[float]) -> float:
-    """Seconds of a round after the first."""
-    return median(seconds[1:] or seconds)
+def _later(seconds: list[float]) -> list[float]:
+    """Seconds of the rounds after the first, if there are any."""
+    return seconds[1:] or seconds
 
 
 def _floor(records: Sequence[Record], kind: str = "") -> float | None:
@@ -150,7 +150,7 @@ def _floor(records: Sequence[Record], kind: str = "") -> float | None:
     seconds: dict[str, list[float]] = {}
     for record in records:
         if record["name"].startswith("a. floor") and kind in record["name"] and "error" not in record:
-            seconds.setdefault(record["name"], []).extend(record["seconds"][1:] or record["seconds"])
+            seconds.setdefault(record["name"], []).extend(_later(record["seconds"]))
     return min(map(median, seconds.values()), default=None)
 
 

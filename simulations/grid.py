@@ -105,10 +105,15 @@ def _prototype(config: DictConfig, variant: str, epsilons: list[float]) -> Cell:
     return replace(cell, method=tuple(sorted(settings.items())))
 
 
+def override_key(override: str) -> str:
+    """What an override of the command line sets, adds or removes."""
+    return override.lstrip("+~").split("=", 1)[0]
+
+
 def _kept(overrides: Sequence[str]) -> list[str]:
     kept = []
     for override in overrides:
-        key = override.lstrip("+~").split("=", 1)[0]
+        key = override_key(override)
         if key == "method" or key.startswith("method."):
             raise InvalidParameterError(
                 f"{override}: compare runs the methods listed in methods=[...] with their own settings; "

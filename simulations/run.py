@@ -27,6 +27,7 @@ from rich.progress import Progress
 from flwr_modulated import InvalidParameterError
 
 from .experiment import run_experiment
+from .grid import override_key
 from .records import RECORDS
 from .report import records_table
 from .settings import CONF_DIR, exit_on_error, read_cell, read_engine, register
@@ -42,11 +43,10 @@ def main(config: DictConfig) -> float:
     """Run the configured cell; a sweeper gets its R² on the validation split."""
     hydra_config = HydraConfig.get()
     directory = Path(hydra_config.runtime.output_dir)
-    with exit_on_error():
-        _refuse_grids(hydra_config.overrides.task)
     console = Console()
     quiet = not console.is_terminal
     with exit_on_error(), Progress(console=console, transient=True, disable=quiet) as progress:
+        _refuse_grids(hydra_config.overrides.task)
         bar = progress.add_task("replies", visible=False)
 
         def on_reply(done: int, total: int) -> None:
@@ -64,7 +64,7 @@ def main(config: DictConfig) -> float:
 def _refuse_grids(overrides: Iterable[str]) -> None:
     """What describes a grid would be lost here."""
     for override in overrides:
-        if override.lstrip("+~").split("=", 1)[0] in _FOR_COMPARE:
+        if override_key(override) in _FOR_COMPARE:
             raise InvalidParameterError(
                 f"{override}: run runs one cell; use `python -m simulations.compare {override}`, "
                 "or sweep with -m"

@@ -299,10 +299,6 @@ class MomentsReply:
         """Whether two equal replies must be one release: noise never comes twice."""
         return self.sums.noise_variance_sum > 0
 
-    def moments(self) -> list[Moments]:
-        """The sums, which count as one noise level."""
-        return [self.sums]
-
     def to_arrays(self) -> list[FloatArray]:
         """Arrays as they travel."""
         sums = self.sums

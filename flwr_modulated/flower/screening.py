@@ -93,9 +93,9 @@ class Screen:
             bound = self._mapped_radius(request) + reply.noise_std * _noise_quantile(reply, request)
             if (np.linalg.norm(reply.released, axis=1) > bound).any():
                 raise ProtocolError("a released row longer than any honest one")
-        if self.label_radius is not None and reply.labels is not None:
+        if self.label_radius is not None and (labels := reply.labels) is not None:
             slack = 1e-6  # labels may travel as float32
-            if (np.abs(reply.labels) > self.label_radius * (1 + slack)).any():
+            if (np.abs(labels) > self.label_radius * (1 + slack)).any():
                 raise ProtocolError("a label beyond label_radius")
 
     def _check_moments(self, reply: MomentsReply, request: Request) -> None:

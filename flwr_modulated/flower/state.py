@@ -292,8 +292,8 @@ class StudyState:
 
 def _labels(replies: list[RowsReply]) -> FloatArray | None:
     """Labels of all rows; None for joint records."""
-    labels = [reply.labels for reply in replies if reply.labels is not None]
-    return np.concatenate(labels) if labels else None
+    found = [labels for reply in replies if (labels := reply.labels) is not None]  # each look is a copy
+    return np.concatenate(found) if found else None
 
 
 def _row_units(found: list[tuple[int, RowsReply]]) -> list[str]:
